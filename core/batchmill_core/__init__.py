@@ -1,0 +1,1 @@
+"""Vocabulary of Batchmill: values and pure rules. Imports nothing else of ours."""

@@ -1,0 +1,1 @@
+"""Every SQL statement of Batchmill: schema, migrations, and one module of named statements per noun."""

@@ -1,0 +1,58 @@
+"""Bringing a database to the schema of this code, safely when many processes start at once."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import text
+
+from batchmill_core.errors import SchemaVersionError
+
+from .schema import SCHEMA_VERSION
+from .session import Database
+
+_LOCK = 0x6261746368  # "batch", an arbitrary key for PostgreSQL's advisory lock
+
+
+def upgrade(database: Database) -> str | None:
+    """Runs the missing migrations in one transaction; answers the version it found (None: empty database).
+
+    Idempotent. On PostgreSQL an advisory lock, on SQLite the write lock lets one process migrate while others wait.
+    """
+    with database.transaction() as conn:
+        if database.dialect == "postgresql":
+            conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        before = MigrationContext.configure(conn).get_current_revision()
+        if before != SCHEMA_VERSION:
+            config = Config()
+            config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+            config.attributes["connection"] = conn
+            logging.getLogger("alembic").setLevel(logging.WARNING)
+            command.upgrade(config, "head")
+    return before
+
+
+def version(database: Database) -> str | None:
+    """The version of the schema that the database has; None when it has none."""
+    with database.reading() as conn:
+        return MigrationContext.configure(conn).get_current_revision()
+
+
+def check(database: Database) -> None:
+    """Raises SchemaVersionError, naming the command, unless the database has the schema of this code."""
+    found = version(database)
+    if found == SCHEMA_VERSION:
+        return
+    if found is None:
+        raise SchemaVersionError("the database has no Batchmill tables yet; run `batchmill db upgrade`")
+    if found < SCHEMA_VERSION:
+        raise SchemaVersionError(
+            f"the database has schema {found}, this Batchmill needs {SCHEMA_VERSION}; run `batchmill db upgrade`"
+        )
+    raise SchemaVersionError(
+        f"the database has schema {found}, newer than {SCHEMA_VERSION} of this Batchmill; upgrade Batchmill on this host"
+    )

@@ -1,0 +1,150 @@
+"""Connections to SQLite or PostgreSQL, the database's clock, and transactions that retry what is transient."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, Integer, create_engine, event, exc, make_url
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from batchmill_core.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_BUSY_TIMEOUT_MS = 10_000
+_TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300"})
+
+
+class now_ms(FunctionElement[int]):  # noqa: N801  # reads as a SQL function
+    """Milliseconds since 1970 by the database's own clock, which moves within a transaction."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(now_ms, "sqlite")
+def _now_sqlite(element: Any, compiler: Any, **kw: Any) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)"
+
+
+@compiles(now_ms, "postgresql")
+def _now_postgresql(element: Any, compiler: Any, **kw: Any) -> str:
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+class Database:
+    """One database, opened lazily. ``url`` is ``sqlite:///path`` or ``postgresql+psycopg://…``.
+
+    A Database belongs to the process that made it. ``pool_size`` is how many threads of this process use it at once.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+        self.url = make_url(url)
+        self.dialect = self.url.get_backend_name()
+        if self.dialect not in ("sqlite", "postgresql"):
+            raise ConfigurationError(
+                f"database_url is of kind {self.dialect!r}; use sqlite:///PATH or postgresql+psycopg://USER@HOST/NAME"
+            )
+        self._engine = _sqlite(url, pool_size) if self.dialect == "sqlite" else _postgresql(url, pool_size)
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction that may write; commits when the block ends, rolls back when it raises."""
+        with self._engine.begin() as conn:
+            yield conn
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A transaction that only reads: on SQLite it takes no write lock."""
+        with self._engine.connect().execution_options(batchmill_read=True) as conn:
+            yield conn
+
+    def run(self, work: Callable[[Connection], T], *, patience_s: float = 30.0) -> T:
+        """Runs ``work`` in a transaction; repeats it with jitter for up to ``patience_s`` on transient faults.
+
+        Transient: SQLite busy, serialization failure, deadlock, a lost or refused connection. After a lost connection
+        the outcome of the commit is unknown, so ``work`` has to be idempotent. Raises the last fault when time is up.
+        """
+        deadline = time.monotonic() + patience_s
+        delay = 0.02
+        while True:
+            try:
+                with self.transaction() as conn:
+                    return work(conn)
+            except exc.DBAPIError as fault:
+                if not is_transient(fault) or time.monotonic() + delay > deadline:
+                    raise
+                log.warning("database_retry delay_s=%.2f error=%s", delay, type(fault.orig).__name__)
+            time.sleep(delay * random.uniform(0.5, 1.0))
+            delay = min(delay * 2, 2.0)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+
+def is_transient(fault: exc.DBAPIError) -> bool:
+    """Whether the same transaction may succeed when tried again."""
+    if fault.connection_invalidated:
+        return True
+    original = fault.orig
+    if isinstance(original, sqlite3.OperationalError):
+        return any(word in str(original) for word in ("locked", "busy"))
+    state = getattr(original, "sqlstate", None)
+    return state in _TRANSIENT_SQLSTATES or (isinstance(fault, exc.OperationalError) and state is None)
+
+
+def _sqlite(url: str, pool_size: int) -> Engine:
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=10,
+        connect_args={"check_same_thread": False, "timeout": _BUSY_TIMEOUT_MS / 1000, "cached_statements": 256},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")  # NORMAL can lose the last commits at a power cut
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+        cursor.execute("PRAGMA cache_size=-16000")
+        cursor.close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(conn: Connection) -> None:
+        # A read transaction that turns into a writing one fails at once when another writes, whatever the timeout.
+        reads = conn.get_execution_options().get("batchmill_read", False)
+        conn.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _postgresql(url: str, pool_size: int) -> Engine:
+    try:
+        return create_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=10,
+            pool_pre_ping=True,
+            pool_recycle=1800,
+            connect_args={
+                "connect_timeout": 10,
+                "application_name": "batchmill",
+                "options": "-c statement_timeout=60000 -c idle_in_transaction_session_timeout=60000",
+            },
+        )
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError("PostgreSQL needs psycopg: pip install 'batchmill[postgres]'") from missing

@@ -1,0 +1,144 @@
+"""From an answer to the bytes of its HTTP reply, with the faults that spoil a body."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from .connection import Ending, Reply, head
+from .error_bodies import JSON
+from .prices import CHAT_MODEL, EMBED_MODEL
+
+_MAX_STREAM_CHUNKS = 16
+_FIRST_TOKEN_SHARE = 0.3  # of a streamed call's latency
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What a reply needs apart from its answer. ``headers`` are whole header lines; ``fault`` spoils the body."""
+
+    call_id: str
+    latency_s: float
+    headers: str
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    text: str
+    finish_reason: str
+    input_tokens: int
+    cached_input_tokens: int
+    output_tokens: int
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.input_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": self.input_tokens + self.output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_input_tokens},
+        }
+
+
+def chat_reply(answer: ChatAnswer, sending: Sending) -> Reply:
+    """A whole chat completion."""
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+    body = {
+        "id": sending.call_id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": CHAT_MODEL,
+        "choices": spoiled([choice], sending.fault),
+        "usage": answer.usage,
+    }
+    return _body_reply(body, sending)
+
+
+def embedding_reply(data: list[dict[str, Any]], input_tokens: int, sending: Sending) -> Reply:
+    """A whole answer to an embedding call."""
+    body = {
+        "object": "list",
+        "data": spoiled(data, sending.fault),
+        "model": EMBED_MODEL,
+        "usage": {"prompt_tokens": input_tokens, "total_tokens": input_tokens},
+    }
+    return _body_reply(body, sending)
+
+
+def stream_reply(answer: ChatAnswer, sending: Sending, *, include_usage: bool) -> Reply:
+    """A chat completion as server-sent events in HTTP chunks; a cut one lacks its second half and its end."""
+    events = _events(answer, sending, include_usage=include_usage)
+    parts = [head(200, "text/event-stream; charset=utf-8", length=None, extra=sending.headers) + _http_chunk(events[0])]
+    parts += [_http_chunk(event) for event in events[1:]]
+    first_s = sending.latency_s * _FIRST_TOKEN_SHARE
+    gap_s = (sending.latency_s - first_s) / max(1, len(parts) - 1)
+    if sending.fault == "cut":
+        return Reply(tuple(parts[: max(1, len(parts) // 2)]), first_s, gap_s, Ending.CLOSE)
+    parts[-1] += _LAST_CHUNK
+    return Reply(tuple(parts), first_s, gap_s)
+
+
+def json_reply(value: Any) -> Reply:
+    body = orjson.dumps(value)
+    return Reply((head(200, JSON, length=len(body)) + body,))
+
+
+def error_reply(status: int, content_type: str, body: bytes, *, headers: str = "", delay_s: float = 0.0) -> Reply:
+    return Reply((head(status, content_type, length=len(body), extra=headers) + body,), delay_s)
+
+
+def spoiled(items: list[dict[str, Any]], fault: str | None) -> list[dict[str, Any]] | None:
+    """The list that carries an answer, as a fault leaves it."""
+    if fault == "malformed":
+        return None
+    return [] if fault == "empty" else items
+
+
+def _body_reply(value: dict[str, Any], sending: Sending) -> Reply:
+    if sending.fault == "nousage":
+        del value["usage"]
+    body = orjson.dumps(value)
+    start = head(200, JSON, length=len(body), extra=sending.headers)
+    if sending.fault == "cut":
+        return Reply((start + body[: len(body) // 2],), sending.latency_s, 0.0, Ending.CLOSE)
+    return Reply((start + body,), sending.latency_s)
+
+
+def _events(answer: ChatAnswer, sending: Sending, *, include_usage: bool) -> list[bytes]:
+    frame = {"id": sending.call_id, "object": "chat.completion.chunk", "created": int(time.time()), "model": CHAT_MODEL}
+    if include_usage and sending.fault != "nousage":
+        frame["usage"] = None
+    choices: list[list[dict[str, Any]] | None] = [_choice({"role": "assistant", "content": "", "refusal": None})]
+    choices += [_choice({"content": piece}) for piece in _pieces(answer.text)]
+    choices += [_choice({}, answer.finish_reason)]
+    if sending.fault in ("malformed", "empty"):
+        choices = [spoiled([], sending.fault)]
+    events = [_event({**frame, "choices": choice}) for choice in choices]
+    if "usage" in frame:
+        events.append(_event({**frame, "choices": [], "usage": answer.usage}))
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def _choice(delta: Mapping[str, Any], finish_reason: str | None = None) -> list[dict[str, Any]]:
+    return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
+
+
+def _pieces(text: str) -> Sequence[str]:
+    """The text in at most 16 pieces of at least four characters, as tokens arrive."""
+    size = max(4, -(-len(text) // _MAX_STREAM_CHUNKS))
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def _event(value: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

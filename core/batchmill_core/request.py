@@ -41,6 +41,7 @@ class Row:
 
     ``index`` counts accepted rows from 0; ``line`` is where it stood in ``source`` (1-based; None where lines mean
     nothing). ``request`` is set when the row already is a request (a line of an OpenAI batch file).
+    ``sanitized``: some text in it held NUL or a lone surrogate, which was replaced by U+FFFD.
     """
 
     index: int
@@ -49,6 +50,7 @@ class Row:
     line: int | None = None
     custom_id: str | None = None
     request: Request | None = None
+    sanitized: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import orjson
 from jsonschema import exceptions as schema_errors
 from jsonschema.protocols import Validator
 from jsonschema.validators import Draft202012Validator, validator_for
-from jsonschema_specifications import REGISTRY as SPECIFICATIONS
+from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]  # ships no types
 from referencing.exceptions import Unresolvable
 
 from batchmill_core.errors import ConfigurationError, InvalidOutput, InvalidRequest

@@ -1,0 +1,37 @@
+# make            installs everything into .venv (needs Python 3.11 or newer, nothing else)
+# make run        the main job, end to end, on a data set of product reviews
+# make test       all tests but the benchmarks
+# make check      formatting, lint, types, import directions and the unit tests, in under a minute
+# make bench      the benchmarks
+# make clean      removes what tools left behind; .venv and .batchmill stay
+
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+PYTEST_ARGS ?=
+.DEFAULT_GOAL := install
+.PHONY: install run test check bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt ops/bootstrap
+	@ops/bootstrap
+
+run: install
+	@$(PYTHON) -m batchmill.demo
+
+test: install
+	$(PYTHON) -m pytest --ignore=tests/benchmarks $(PYTEST_ARGS)
+
+check: install
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m mypy
+	.venv/bin/lint-imports
+	$(PYTHON) -m pytest tests/unit -q $(PYTEST_ARGS)
+
+bench: install
+	$(PYTHON) -m pytest tests/benchmarks -s --timeout=1800 -o python_files='test_*.py bench_*.py' $(PYTEST_ARGS)
+
+clean:
+	rm -rf dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -57,6 +57,16 @@ class Settings:
         """Whether Batchmill starts the broker itself."""
         return self.broker_url is None
 
+    @property
+    def state_folder(self) -> Path:
+        """Where an embedded stack keeps its database, broker files and logs."""
+        return self.home / ".batchmill"
+
+    @property
+    def database_address(self) -> str:
+        """URL of the database: the configured one, else SQLite under `state_folder`."""
+        return self.database_url or f"sqlite:///{self.state_folder / 'batchmill.db'}"
+
     def __repr__(self) -> str:
         return f"Settings({', '.join(f'{f.name}={_shown(getattr(self, f.name))}' for f in fields(self))})"
 

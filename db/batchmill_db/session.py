@@ -14,13 +14,23 @@ from sqlalchemy import Connection, Engine, Integer, create_engine, event, exc, m
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from batchmill_core.errors import ConfigurationError
+from batchmill_core.errors import BatchmillError, ConfigurationError
+
+__all__ = ["Connection", "Database", "DatabaseError", "DatabaseUnavailable", "is_transient", "now_ms"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BUSY_TIMEOUT_MS = 10_000
 _TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300"})
+
+
+class DatabaseError(BatchmillError):
+    """The database refused a statement; trying the same again will not help."""
+
+
+class DatabaseUnavailable(DatabaseError):
+    """The database did not answer, or was locked, for as long as the caller had patience."""
 
 
 class now_ms(FunctionElement[int]):  # noqa: N801  # reads as a SQL function
@@ -56,6 +66,11 @@ class Database:
         self._engine = _sqlite(url, pool_size) if self.dialect == "sqlite" else _postgresql(url, pool_size)
 
     @property
+    def address(self) -> str:
+        """The URL without its password."""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
     def engine(self) -> Engine:
         return self._engine
 
@@ -75,7 +90,8 @@ class Database:
         """Runs ``work`` in a transaction; repeats it with jitter for up to ``patience_s`` on transient faults.
 
         Transient: SQLite busy, serialization failure, deadlock, a lost or refused connection. After a lost connection
-        the outcome of the commit is unknown, so ``work`` has to be idempotent. Raises the last fault when time is up.
+        the outcome of the commit is unknown, so ``work`` has to be idempotent. Raises DatabaseUnavailable when time is
+        up, DatabaseError for what no repeat can heal.
         """
         deadline = time.monotonic() + patience_s
         delay = 0.02
@@ -84,8 +100,10 @@ class Database:
                 with self.transaction() as conn:
                     return work(conn)
             except exc.DBAPIError as fault:
-                if not is_transient(fault) or time.monotonic() + delay > deadline:
-                    raise
+                if not is_transient(fault):
+                    raise DatabaseError(_first_line(fault)) from fault
+                if time.monotonic() + delay > deadline:
+                    raise DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}") from fault
                 log.warning("database_retry delay_s=%.2f error=%s", delay, type(fault.orig).__name__)
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, 2.0)
@@ -103,6 +121,10 @@ def is_transient(fault: exc.DBAPIError) -> bool:
         return any(word in str(original) for word in ("locked", "busy"))
     state = getattr(original, "sqlstate", None)
     return state in _TRANSIENT_SQLSTATES or (isinstance(fault, exc.OperationalError) and state is None)
+
+
+def _first_line(fault: exc.DBAPIError) -> str:
+    return str(fault.orig).strip().splitlines()[0] if str(fault.orig).strip() else type(fault.orig).__name__
 
 
 def _sqlite(url: str, pool_size: int) -> Engine:

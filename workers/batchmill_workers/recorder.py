@@ -1,0 +1,273 @@
+"""Buffered, fenced saves: one thread that talks to SQL for all chunks of a process, by group commit.
+
+When it was idle it commits at once; under load it waits until 128 rows came together or 50 ms went by, so that rows
+share transactions. Reservations ride in the same commits. The buffer is bounded: `room` lets senders wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from batchmill_core.errors import CallState
+from batchmill_core.request import RowStatus
+from batchmill_db import ledger, results
+from batchmill_db.chunks import Child, Claim
+from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.results import NewResult, Save
+from batchmill_db.session import Connection, Database, DatabaseError, DatabaseUnavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GROUP_ROWS = 128
+GAP_S = 0.05
+CAPACITY_ROWS = 4096
+_OUTAGE_PATIENCE_S = 5.0
+_SEQ_STEP = 10_000  # saves are numbered with room between, for the pieces of one that was refused as a whole
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one attempt has waiting to be saved. Touched under the recorder's lock only."""
+
+    claim: Claim
+    saves: int = 0
+    lost: bool = False
+    results: list[NewResult] = field(default_factory=list)
+    ends: list[CallEnd] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Errand:
+    """Work for the SQL thread that somebody on the loop awaits."""
+
+    work: Callable[[Connection], Any]
+    future: asyncio.Future[Any]
+    urgent: bool
+
+
+class Recorder:
+    """Owns the SQL thread of a worker process. Its methods are called on the event loop."""
+
+    def __init__(
+        self,
+        database: Database,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        gap_s: float = GAP_S,
+        group_rows: int = GROUP_ROWS,
+        capacity_rows: int = CAPACITY_ROWS,
+    ) -> None:
+        self._database = database
+        self._loop = loop
+        self._gap_s = gap_s
+        self._group_rows = group_rows
+        self._capacity_rows = capacity_rows
+        self._lock = threading.Condition()
+        self._attempts: dict[tuple[int, int], Attempt] = {}
+        self._errands: list[_Errand] = []
+        self._buffered = 0
+        self._urgent = False
+        self._stopping = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self._thread = threading.Thread(target=self._work, name="recorder", daemon=True)
+        self.last_commit_s = 0.0  # how long the last group commit took
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Saves what is buffered and ends the thread. Idempotent."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def attempt(self, claim: Claim) -> Attempt:
+        return Attempt(claim=claim)
+
+    def put(self, attempt: Attempt, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None:
+        """Buffers finished rows and the ends of calls; they are saved within about 50 ms."""
+        with self._lock:
+            attempt.results.extend(rows)
+            attempt.ends.extend(ends)
+            self._attempts[(attempt.claim.chunk_id, attempt.claim.fence)] = attempt
+            before = self._buffered
+            self._buffered += max(len(rows), 1)
+            if before == 0 or before < self._group_rows <= self._buffered:
+                self._lock.notify()
+
+    async def room(self) -> None:
+        """Waits until the buffer has room, so that memory stays bounded while the database is slow or away."""
+        while self._buffered >= self._capacity_rows:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    async def reserve(self, calls: Sequence[NewCall], *, budgeted: bool) -> Reservation:
+        """Books calls before they are sent; they ride with the next group commit."""
+        return await self._errand(lambda conn: ledger.reserve(conn, calls, budgeted=budgeted), urgent=False)
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Runs idempotent SQL in a transaction of the SQL thread, soon. Raises DatabaseError if it is refused."""
+        return await self._errand(work, urgent=True)
+
+    async def release(self, attempt: Attempt, children: Sequence[Child]) -> bool:
+        """Saves what the attempt has buffered and ends it, in one transaction; answers whether it still was the owner."""
+        with self._lock:
+            self._attempts.pop((attempt.claim.chunk_id, attempt.claim.fence), None)
+            save = self._take(attempt, children=children, releases=True)
+        saved = await self.run(lambda conn: results.save(conn, save))
+        return saved.live
+
+    async def _errand(self, work: Callable[[Connection], T], *, urgent: bool) -> T:
+        future: asyncio.Future[T] = self._loop.create_future()
+        with self._lock:
+            if self._stopping:
+                raise DatabaseUnavailable("this worker is stopping")
+            self._errands.append(_Errand(work=work, future=future, urgent=urgent))
+            self._urgent = self._urgent or urgent
+            self._lock.notify()
+        return await future
+
+    def _take(self, attempt: Attempt, *, children: Sequence[Child] = (), releases: bool = False) -> Save:
+        attempt.saves += _SEQ_STEP
+        rows, attempt.results = attempt.results, []
+        ends, attempt.ends = attempt.ends, []
+        return Save(
+            claim=attempt.claim, seq=attempt.saves, results=rows, ends=ends, children=children, releases=releases
+        )
+
+    def _work(self) -> None:
+        last = 0.0
+        while True:
+            with self._lock:
+                while not self._stopping and not self._due(last):
+                    self._lock.wait(self._patience(last))
+                if self._stopping and not self._attempts and not self._errands:
+                    return
+                attempts, self._attempts = list(self._attempts.values()), {}
+                saves = [(a, self._take(a)) for a in attempts]
+                errands, self._errands = self._errands, []
+                self._buffered, self._urgent = 0, False
+                waiters, self._waiters = self._waiters, []
+            started = time.monotonic()
+            answers = self._commit(saves, errands)
+            last = time.monotonic()
+            self.last_commit_s = last - started
+            self._tell(answers, waiters)
+
+    def _due(self, last: float) -> bool:
+        if self._urgent or self._buffered >= self._group_rows:
+            return True
+        waiting = bool(self._attempts or self._errands)
+        return waiting and time.monotonic() - last >= self._gap_s
+
+    def _patience(self, last: float) -> float | None:
+        if not (self._attempts or self._errands):
+            return None
+        return max(0.001, self._gap_s - (time.monotonic() - last))
+
+    def _commit(self, saves: Sequence[tuple[Attempt, Save]], errands: Sequence[_Errand]) -> list[tuple[_Errand, Any]]:
+        """One transaction for all saves and reservations; urgent errands follow, each in its own."""
+        riding = [e for e in errands if not e.urgent]
+        answers = self._together(saves, riding) if saves or riding else []
+        answers += [(e, self._alone(e)) for e in errands if e.urgent]
+        return answers
+
+    def _together(self, saves: Sequence[tuple[Attempt, Save]], riding: Sequence[_Errand]) -> list[tuple[_Errand, Any]]:
+        try:
+            return self._insist(lambda conn: self._all(conn, saves, riding))
+        except DatabaseError as fault:
+            log.error("group_commit_refused saves=%d error=%s", len(saves), fault)
+        for attempt, save in saves:
+            self._save_apart(attempt, save)
+        return [(e, self._alone(e)) for e in riding]
+
+    def _all(
+        self, conn: Connection, saves: Sequence[tuple[Attempt, Save]], riding: Sequence[_Errand]
+    ) -> list[tuple[_Errand, Any]]:
+        for attempt, save in saves:
+            if not results.save(conn, save).live:
+                attempt.lost = True
+        return [(e, e.work(conn)) for e in riding]
+
+    def _insist(self, work: Callable[[Connection], T]) -> T:
+        """Tries for as long as the process lives while the database is away; paid answers are worth the wait."""
+        while True:
+            try:
+                return self._database.run(work, patience_s=_OUTAGE_PATIENCE_S)
+            except DatabaseUnavailable as fault:
+                log.warning("database_away buffered=%d error=%s", self._buffered, fault)
+
+    def _alone(self, errand: _Errand) -> Any:
+        try:
+            return self._insist(errand.work)
+        except Exception as fault:  # noqa: BLE001  # the edge of this thread: whoever awaits it gets the fault
+            return fault
+
+    def _save_apart(self, attempt: Attempt, save: Save) -> None:
+        """Saves row by row what was refused together, so that one row that cannot be stored harms no other."""
+        ends = {e.seq: e for e in save.ends}
+        pieces = [([row], [ends.pop(s) for s in row.seqs if s in ends]) for row in save.results]
+        pieces.append(([], list(ends.values())))
+        first = save.seq - _SEQ_STEP + 1
+        for i, (rows, own) in enumerate(pieces):
+            piece = Save(claim=save.claim, seq=first + i, results=rows, ends=own)
+            attempt.lost = not self._save_piece(piece) or attempt.lost
+
+    def _save_piece(self, piece: Save) -> bool:
+        try:
+            return self._insist(lambda conn: results.save(conn, piece)).live
+        except DatabaseError as fault:
+            log.error(
+                "row_cannot_be_stored job=%d rows=%s error=%s",
+                piece.claim.job_id,
+                [r.row for r in piece.results],
+                fault,
+            )
+            spoken = replace(piece, results=[_unstorable(r, fault) for r in piece.results])
+            return self._insist(lambda conn: results.save(conn, spoken)).live
+
+    def _tell(self, answers: Sequence[tuple[_Errand, Any]], waiters: Sequence[asyncio.Future[None]]) -> None:
+        def deliver() -> None:
+            for errand, answer in answers:
+                if errand.future.done():
+                    continue
+                if isinstance(answer, Exception):
+                    errand.future.set_exception(answer)
+                else:
+                    errand.future.set_result(answer)
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+        if answers or waiters:
+            self._loop.call_soon_threadsafe(deliver)
+
+
+def _unstorable(row: NewResult, fault: DatabaseError) -> NewResult:
+    return NewResult(
+        row=row.row,
+        status=RowStatus.FAILED,
+        error_kind="unstorable",
+        error=f"the database refused to store this row's answer: {fault}",
+        usage=row.usage,
+        cost_nanousd=row.cost_nanousd,
+        unknown_nanousd=row.unknown_nanousd,
+        calls=row.calls,
+        seqs=row.seqs,
+        replaces=row.replaces,
+    )
+
+
+def not_sent(seq: int, bound_nanousd: int | None) -> CallEnd:
+    """The end of a call that was booked and never sent."""
+    return CallEnd(seq=seq, state=CallState.VOID, bound_nanousd=bound_nanousd, error_kind="not_sent")

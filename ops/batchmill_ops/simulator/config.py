@@ -65,6 +65,8 @@ class SimulatorConfig:
         _check_positive("rpm", self.requests_per_minute)
         _check_positive("tpm", self.tokens_per_minute)
         _check_positive("context-tokens", self.context_tokens)
+        if self.kept_calls < 0:
+            raise ConfigurationError(f"kept-calls is {self.kept_calls}; it must be at least 0.")
         _check_faults(self.faults)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import orjson
@@ -18,10 +16,9 @@ _TOKENS_PER_MESSAGE = 3
 _TOKENS_PER_REPLY = 3
 _TOKENS_PER_PART = 85  # an image in low detail
 _PROMPT_CACHE_TOKENS = 1024  # providers cache prefixes from here on, in steps of 128
-_WANTS_SENTIMENT = re.compile(
-    r"sentiment|positiv|negativ|review|label|classif|stimmung|bewertung|rezension|avis|reseña|opini|recension|avalia|"
-    r"рецензи|отзыв|评论|评价|レビュー|리뷰|समीक्षा|مراجعة",
-    re.IGNORECASE,
+_SENTIMENT_WORDS = tuple(
+    "sentiment positiv negativ review label classif stimmung bewertung rezension avis reseña opini recension avalia "  # noqa: SIM905
+    "рецензи отзыв 评论 评价 レビュー 리뷰 समीक्षा مراجعة".split()
 )
 _OPENINGS = (
     "In short, this is about",
@@ -32,8 +29,7 @@ _OPENINGS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatRequest:
+class ChatRequest(NamedTuple):
     """``prefix`` is the first message, by which prompts share a cache; ``text`` the last user message; ``instructions`` all."""
 
     prefix: str
@@ -97,7 +93,8 @@ def _full_answer(request: ChatRequest) -> str:
     wanted = request.response_format
     if wanted is not None and wanted.get("type") in ("json_schema", "json_object"):
         return _json_answer(request, wanted)
-    if _WANTS_SENTIMENT.search(request.instructions):
+    asked = request.instructions.lower()
+    if any(word in asked for word in _SENTIMENT_WORDS):
         return sentiment(request.text)
     gist = " ".join(request.text.split()[:40])[:400]
     return f"{_OPENINGS[crc32(request.text.encode()) % len(_OPENINGS)]} {gist}"

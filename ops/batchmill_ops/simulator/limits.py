@@ -77,6 +77,8 @@ class RateLimits:
 
     def admit(self, *, tokens: int, now_s: float) -> OverLimit | None:
         """Takes one request and its tokens, or says which limit refused them."""
+        if not self._buckets:
+            return None
         asked = [(bucket, 1 if bucket.name == "requests" else tokens) for bucket in self._buckets]
         for bucket, _ in asked:
             bucket.refill(now_s)
@@ -88,6 +90,8 @@ class RateLimits:
         return None
 
     def headers(self) -> str:
+        if not self._buckets:
+            return ""
         return "".join(bucket.headers() for bucket in self._buckets)
 
 

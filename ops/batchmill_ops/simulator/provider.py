@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import orjson
@@ -30,8 +29,7 @@ _MODELS = {CHAT_PATH: CHAT_MODEL, EMBED_PATH: EMBED_MODEL}
 _ID_PREFIXES = {CHAT_PATH: "chatcmpl-sim", EMBED_PATH: "embd-sim"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """A call that was understood: what it costs and how to send its answer."""
 
     input_tokens: int
@@ -158,8 +156,10 @@ class Provider:
 
     def _check_key(self, request: HttpRequest) -> None:
         wanted = self._config.api_key
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if wanted is None or given == wanted:
+        if wanted is None:
+            return
+        given = (request.header(b"authorization") or "").removeprefix("Bearer ").strip()
+        if given == wanted:
             return
         masked = f"{given[:3]}***{given[-2:]}" if len(given) > 8 else "***"
         message = f"Incorrect API key provided: {masked}." if given else "You didn't provide an API key."
@@ -179,7 +179,7 @@ class Provider:
     ) -> None:
         tokens = (work.input_tokens, work.cached_input_tokens, work.output_tokens) if work else (0, 0, 0)
         cost_nanousd = call_cost(_MODELS[path], *tokens)
-        key = request.headers.get("idempotency-key")
+        key = request.header(b"idempotency-key")
         self._bill.add(BilledCall(call_id, path, status, work is not None, *tokens, cost_nanousd, key, custom))
 
     def _bill_answer(self, query: Mapping[str, list[str]]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -18,8 +17,7 @@ _FIRST_TOKEN_SHARE = 0.3  # of a streamed call's latency
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(NamedTuple):
     """What a reply needs apart from its answer. ``headers`` are whole header lines; ``fault`` spoils the body."""
 
     call_id: str
@@ -28,8 +26,7 @@ class Sending:
     fault: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
+class ChatAnswer(NamedTuple):
     text: str
     finish_reason: str
     input_tokens: int

@@ -20,6 +20,7 @@ from .request import Request, Row, TaskKind
 # Level 1 packs prompts about as well as 3 and is twice as fast; loading a data set is bound by it otherwise.
 ZSTD_LEVEL = 1
 _INPUT_KEY = b',"input":'
+_DIGITS_TO_ZERO = bytes(ord("0") if 0x30 <= b <= 0x39 else b for b in range(256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,12 @@ def digest(requests: Sequence[bytes], inputs: Sequence[bytes]) -> str:
     return state.hexdigest()
 
 
+def may_hold_long_integer(data: bytes) -> bool:
+    """Whether JSON may hold an integer beyond 64 bits, which orjson reads as a float: 20 digits, or a minus and 19."""
+    digits = data.translate(_DIGITS_TO_ZERO)
+    return b"0" * 20 in digits or b"-" + b"0" * 19 in digits
+
+
 def _dumps(value: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(value)
@@ -98,8 +105,4 @@ def _dumps(value: Mapping[str, Any]) -> bytes:
 
 
 def _loads(line: bytes) -> Any:
-    """Parses a stored line; long integers stay integers, which orjson would make floats."""
-    return json.loads(line) if b"0" * 19 in line.translate(_DIGITS_TO_ZERO) else orjson.loads(line)
-
-
-_DIGITS_TO_ZERO = bytes(ord("0") if 0x30 <= b <= 0x39 else ord(" ") for b in range(256))
+    return json.loads(line) if may_hold_long_integer(line) else orjson.loads(line)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from datetime import date, time
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -30,8 +32,9 @@ def sanitize_text(text: str) -> str:
 def sanitize(value: Any) -> tuple[Any, bool]:
     """A copy of ``value`` made of JSON's types only, and whether any text in it (keys too) had to be mended.
 
-    NaN, the usual mark of a missing number in tables, becomes None. Dates, UUIDs, enums, numpy values and dataclasses
-    become what orjson writes for them. Raises UnstorableValue for infinities and for objects JSON cannot hold.
+    NaN and pandas' NaT and NA, which mark missing values in tables, become None; dates and decimals become text; UUIDs,
+    enums, numpy values and dataclasses what orjson writes for them. Raises UnstorableValue for infinities and for
+    objects JSON cannot hold.
     """
     cleaner = _Cleaner()
     return cleaner.clean(value), cleaner.mended
@@ -51,10 +54,16 @@ class _Cleaner:
         if isinstance(value, float):
             return _number(float(value))
         if isinstance(value, Mapping):
-            return {self._text(str(k)): self.clean(v) for k, v in value.items()}
-        if isinstance(value, (list, tuple, set, frozenset)):
+            return self._mapping(value)
+        if isinstance(value, (list, tuple)):
             return [self.clean(v) for v in value]
         return self._foreign(value)
+
+    def _mapping(self, value: Mapping[Any, Any]) -> dict[str, Any]:
+        cleaned = {self._text(str(k)): self.clean(v) for k, v in value.items()}
+        if len(cleaned) != len(value):
+            raise UnstorableValue("two of its keys are the same when written as text")
+        return cleaned
 
     def _text(self, text: str) -> str:
         mended = sanitize_text(text)
@@ -63,6 +72,12 @@ class _Cleaner:
         return mended
 
     def _foreign(self, value: Any) -> Any:
+        if isinstance(value, date | time):
+            return None if value != value else value.isoformat()  # pandas' NaT is a date unequal to itself
+        if isinstance(value, Decimal):
+            return str(value)
+        if type(value).__name__ == "NAType":  # pandas' NA
+            return None
         try:
             encoded = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
         except TypeError as error:

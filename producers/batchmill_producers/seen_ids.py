@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
+from tempfile import gettempdir
 from types import TracebackType
+
+from batchmill_core.errors import SourceError
 
 _CACHE_KIB = 16 * 1024
 
@@ -19,8 +22,11 @@ class SeenIds:
         self._connection.execute("BEGIN")
 
     def add(self, custom_id: str, line: int) -> int | None:
-        """None when the id is new, else the line where it stood first."""
-        inserted = self._connection.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (custom_id, line)).rowcount
+        """None when the id is new, else the line where it stood first. Raises SourceError when the disk is full."""
+        try:
+            inserted = self._connection.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (custom_id, line)).rowcount
+        except sqlite3.Error as error:
+            raise SourceError(f"ids cannot be kept in {gettempdir()}: {error}; free space or set TMPDIR") from error
         if inserted:
             return None
         found = self._connection.execute("SELECT line FROM seen WHERE id = ?", (custom_id,)).fetchone()

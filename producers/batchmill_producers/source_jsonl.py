@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import orjson
 
+from batchmill_core.payload import may_hold_long_integer
+
 from .sanitize import sanitize
 from .source_bytes import whole_lines
 
@@ -24,8 +26,6 @@ class BadLine:
 # What every reader yields: the 1-based line, the row or why there is none, and whether its text had to be mended.
 Parsed = tuple[int, "dict[str, Any] | BadLine", bool]
 
-_DIGITS_TO_ZERO = bytes(ord("0") if chr(b).isdigit() and b < 128 else ord(" ") for b in range(256))
-_NINETEEN_DIGITS = b"0" * 19
 _KINDS = {str: "string", int: "number", float: "number", bool: "boolean", list: "list", type(None): "null"}
 
 
@@ -37,7 +37,7 @@ def read_jsonl(blocks: Iterable[bytes]) -> Iterator[Parsed]:
         for number, raw in enumerate(piece.splitlines(), number + 1):  # noqa: B020  # counts across pieces
             if not raw or raw.isspace():
                 continue
-            if not piece_is_suspect:
+            if not (piece_is_suspect and is_suspect(raw)):
                 try:
                     value = orjson.loads(raw)
                 except orjson.JSONDecodeError:
@@ -50,7 +50,7 @@ def read_jsonl(blocks: Iterable[bytes]) -> Iterator[Parsed]:
 
 def is_suspect(data: bytes) -> bool:
     """Whether orjson could lose something here: NUL escapes pass through it, long integers come back as floats."""
-    return b"\\u0000" in data or _NINETEEN_DIGITS in data.translate(_DIGITS_TO_ZERO)
+    return b"\\u0000" in data or may_hold_long_integer(data)
 
 
 def parse_line(raw: bytes) -> tuple[dict[str, Any] | BadLine, bool]:

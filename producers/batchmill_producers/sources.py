@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,15 +13,12 @@ from batchmill_core.request import Request, Row, TaskKind
 
 from .openai_batch import InvalidBatchLine, batch_request, is_batch_line
 from .seen_ids import SeenIds
-from .source_bytes import COMPRESSED_SUFFIXES, check_encoding, check_readable, open_file, open_stdin
-from .source_csv import read_csv
-from .source_json import read_json
-from .source_jsonl import BadLine, Parsed, read_jsonl
+from .source_bytes import check_encoding
+from .source_files import Reader, file_reader
+from .source_jsonl import BadLine, Parsed
 from .source_python import check_iterable, read_objects
 
 KEPT_BAD_ROWS = 1000
-FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-_Reader = Callable[[], Iterator[Parsed]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +45,7 @@ def open_source(
     if limit is not None and limit < 1:
         raise SourceError(f"the limit is {limit}; it must be at least 1")
     if isinstance(dataset, (str, Path)):
-        name, where, read = _file_reader(dataset, encoding=encoding)
+        name, where, read = file_reader(dataset, encoding=encoding)
     else:
         check_iterable(dataset)
         name, where, read = None, "row", lambda: read_objects(dataset)
@@ -67,7 +64,7 @@ class Source:
 
     def __init__(
         self,
-        read: _Reader,
+        read: Reader,
         *,
         name: str | None,
         where: str,
@@ -202,33 +199,3 @@ def _custom_id(row: Mapping[str, Any], column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
         raise _BadId(f"the id column {column!r} holds {str(value)[:60]!r}; an id must be a text or a number")
     return str(value)
-
-
-def _file_reader(dataset: str | Path, *, encoding: str) -> tuple[str, str, _Reader]:
-    """Name, how errors call a line, and the reader of a file or of standard input."""
-    if str(dataset) == "-":
-        return "stdin", "stdin line", lambda: read_jsonl(open_stdin(encoding=encoding))
-    path = Path(dataset).expanduser()
-    check_readable(path)
-    suffix = _format_suffix(path)
-    shown = str(path)
-
-    def read() -> Iterator[Parsed]:
-        blocks = open_file(path, encoding=encoding)
-        if suffix in (".csv", ".tsv"):
-            return read_csv(blocks, name=shown, delimiter="," if suffix == ".csv" else "\t")
-        return read_json(blocks, name=shown) if suffix == ".json" else read_jsonl(blocks)
-
-    return path.name, f"{shown} line", read
-
-
-def _format_suffix(path: Path) -> str:
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
-        suffixes.pop()
-    if not suffixes or suffixes[-1] not in FORMATS:
-        raise SourceError(
-            f"{path} has no known suffix; known ones: {', '.join(FORMATS)}, each also with .gz or .zst "
-            "(JSON Lines can also come on standard input: -)"
-        )
-    return suffixes[-1]

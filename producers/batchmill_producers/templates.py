@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, UndefinedError, nodes
@@ -16,12 +15,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from batchmill_core.errors import PromptError
 
 from .sanitize import sanitize_text
+from .template_bounds import check_numbers, check_product, check_width, without_large_numbers, without_long_width
 
 MAX_STEPS = 1_000_000  # loop turns and calls of one rendering: about half a second
 MAX_CHARS = 64_000_000
-_MAX_BITS = 10_000
-_MAX_WIDTH = 100_000
-_LONG_WIDTH = re.compile(r"\d{6,}|%[-#0 +]*\*")
 _SIZED_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
 # What a template's own code can raise; anything else is our fault and must be seen as such.
 _RENDER_FAULTS = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
@@ -125,9 +122,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.filters["tojson"] = _tojson
         self.filters["_counted"] = self._counted
-        self.filters["format"] = _without_long_width(self.filters["format"])
+        self.filters["format"] = without_long_width(self.filters["format"])
         for name in _SIZED_FILTERS:
-            self.filters[name] = _without_large_numbers(self.filters[name])
+            self.filters[name] = without_large_numbers(self.filters[name])
 
     def spend(self) -> None:
         self.steps += 1
@@ -151,60 +148,20 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.spend()
         method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
         if isinstance(text := getattr(method, "__self__", None), str):
-            _check_numbers((*args, *kwargs.values()))
+            check_numbers((*args, *kwargs.values()))
             if method.__name__ in ("format", "format_map"):
-                _check_width(text)
+                check_width(text)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         self.spend()
-        _check_product(operator, left, right)
+        check_product(operator, left, right, max_chars=MAX_CHARS)
         return super().call_binop(context, operator, left, right)
 
     def _counted(self, values: Iterable[Any]) -> Iterator[Any]:
         for value in values:
             self.spend()
             yield value
-
-
-def _check_product(operator: str, left: Any, right: Any) -> None:
-    if operator == "%" and isinstance(left, str):
-        _check_width(left)
-    if operator == "*" and hasattr(left, "__len__") != hasattr(right, "__len__"):
-        sequence, times = (left, right) if hasattr(left, "__len__") else (right, left)
-        if isinstance(times, int) and len(sequence) * times > MAX_CHARS:
-            raise SecurityError("it repeats a value too often")
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if operator != "%" and bits > _MAX_BITS:
-            raise SecurityError("it computes a number that is too large")
-
-
-def _check_numbers(values: Iterable[Any]) -> None:
-    if any(isinstance(v, int) and v > _MAX_WIDTH for v in values):
-        raise SecurityError(f"it asks for a width above {_MAX_WIDTH:,}")
-
-
-def _check_width(pattern: str) -> None:
-    if _LONG_WIDTH.search(pattern):
-        raise SecurityError(f"it asks for a width above {_MAX_WIDTH:,}")
-
-
-def _without_large_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # also carries over whether Jinja2 passes its context first
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        _check_numbers((*args, *kwargs.values()))
-        return function(*args, **kwargs)
-
-    return bounded
-
-
-def _without_long_width(function: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_width(str(value))
-        return function(value, *args, **kwargs)
-
-    return bounded
 
 
 def _final(value: Any) -> Any:

@@ -9,15 +9,22 @@ import sys
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batchmill_core.errors import SourceError
 from batchmill_core.request import Row, TaskKind
+from batchmill_producers.prompts import compile_prompt
+from batchmill_producers.source_bytes import whole_lines
 from batchmill_producers.sources import KEPT_BAD_ROWS, open_source
+
+CASES = Path(__file__).parents[1] / "cases" / "inputs"
 
 
 def write(folder: Path, name: str, data: str | bytes) -> Path:
@@ -86,6 +93,16 @@ def test_unicode_line_separators_do_not_split_lines(tmp_path: Path) -> None:
     text = "a\u2028b\u2029c\u0085d"
 
     assert inputs(write(tmp_path, "r.jsonl", json.dumps({"t": text}, ensure_ascii=False))) == [{"t": text}]
+
+
+@given(st.lists(st.text("ab\r\n", min_size=1)))
+def test_pieces_end_at_line_ends_however_blocks_are_cut(blocks: list[str]) -> None:
+    data = "".join(blocks).encode()
+
+    pieces = list(whole_lines(block.encode() for block in blocks))
+
+    assert b"".join(pieces) == data
+    assert [line for piece in pieces for line in piece.splitlines()] == data.splitlines()
 
 
 def test_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
@@ -549,11 +566,27 @@ def test_strings_become_text_rows() -> None:
 
 
 def test_python_values_become_json_values() -> None:
-    row = {"n": float("nan"), "d": date(2026, 1, 2), "t": (1, 2), 5: "five", "s": "a\0b", "big": 2**70}
+    row = {
+        "n": float("nan"),
+        "d": date(2026, 1, 2),
+        "t": (1, 2),
+        5: "five",
+        "s": "a\0b",
+        "big": 2**70,
+        "m": Decimal("1.10"),
+    }
 
     (got,) = rows([row])
 
-    assert got.input == {"n": None, "d": "2026-01-02", "t": [1, 2], "5": "five", "s": "a\ufffdb", "big": 2**70}
+    assert got.input == {
+        "n": None,
+        "d": "2026-01-02",
+        "t": [1, 2],
+        "5": "five",
+        "s": "a\ufffdb",
+        "big": 2**70,
+        "m": "1.10",
+    }
     assert got.sanitized
 
 
@@ -562,6 +595,8 @@ def test_python_values_become_json_values() -> None:
     [
         ({"a": object()}, "row 1: column 'a': a value of type object cannot be written as JSON"),
         ({"a": float("inf")}, "row 1: column 'a': infinity"),
+        ({"a": {1, 2}}, "row 1: column 'a': a value of type set"),
+        ({"a": {1: 0, "1": 0}}, "row 1: column 'a': two of its keys are the same"),
         (5, "row 1: a int, not a mapping or a string"),
     ],
 )
@@ -626,34 +661,22 @@ def test_memory_stays_flat_with_ids(tmp_path: Path) -> None:
     assert peak(20_000) < peak(2_000) + 100_000
 
 
-# The shared cases
+# Data sets from public bug reports
 
 
-def case(name: str, folder: Path) -> Path:
-    return write(folder, name, CASES[name])
-
-
-CASES: dict[str, bytes] = {
-    "bom.jsonl": b'\xef\xbb\xbf{"text": "first"}\n{"text": "second"}\n',
-    "crlf-and-blank.jsonl": b'{"text": "first"}\r\n\r\n{"text": "second"}\r\n   \r\n',
-    "bad-line-3.jsonl": b'{"text": "a"}\n{"text": "b"}\n{"text": \n{"text": "d"}\n',
-    "latin1.csv": b"id,text\n1,caf\xe9\n",
-}
-
-
-def test_case_bom(tmp_path: Path) -> None:
-    source = open_source(case("bom.jsonl", tmp_path))
+def test_case_bom() -> None:
+    source = open_source(CASES / "bom.jsonl")
 
     assert source.columns == ("text",)
     assert len(list(source)) == 2
 
 
-def test_case_blank_lines_keep_their_numbers(tmp_path: Path) -> None:
-    assert [r.line for r in rows(case("crlf-and-blank.jsonl", tmp_path))] == [1, 3]
+def test_case_crlf_and_blank() -> None:
+    assert [r.line for r in rows(CASES / "crlf-and-blank.jsonl")] == [1, 3]
 
 
-def test_case_bad_line_3(tmp_path: Path) -> None:
-    path = case("bad-line-3.jsonl", tmp_path)
+def test_case_bad_line_3() -> None:
+    path = CASES / "bad-line-3.jsonl"
     source = open_source(path, skip_bad_rows=True)
 
     assert "line 3: " in refusal(path)
@@ -661,8 +684,41 @@ def test_case_bad_line_3(tmp_path: Path) -> None:
     assert [b.line for b in source.bad_rows] == [3]
 
 
-def test_case_latin1(tmp_path: Path) -> None:
-    path = case("latin1.csv", tmp_path)
+def test_case_openai_batch() -> None:
+    source = open_source(CASES / "openai-batch.jsonl")
+
+    assert source.task is TaskKind.CHAT
+    assert [r.custom_id for r in source] == ["r-0", "r-1", "r-2"]
+
+
+def test_case_openai_batch_duplicate_id() -> None:
+    assert "line 2: id 'same' was already on line 1" in refusal(CASES / "openai-batch-duplicate-id.jsonl")
+
+
+def test_case_openai_batch_stream_true() -> None:
+    assert "line 1: body.stream is true" in refusal(CASES / "openai-batch-stream-true.jsonl")
+
+
+def test_case_braces() -> None:
+    (row,) = rows(CASES / "braces.jsonl")
+    request = compile_prompt("Say: {{ text }}").render(row)
+
+    assert request.messages[0]["content"] == "Say: a {b} {{c}} {% d %} e"
+
+
+def test_case_empty() -> None:
+    assert "empty.jsonl has no rows" in refusal(CASES / "empty.jsonl")
+
+
+def test_case_quotes() -> None:
+    first, second = inputs(CASES / "quotes.csv")
+
+    assert first["text"] == 'two\nlines, and a "quote"'
+    assert second["text"] == "plain"
+
+
+def test_case_latin1() -> None:
+    path = CASES / "latin1.csv"
 
     assert "byte 0xe9" in refusal(path)
     assert "--encoding latin-1" in refusal(path)

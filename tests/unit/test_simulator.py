@@ -1,44 +1,27 @@
-"""The simulated provider, over real connections where it speaks HTTP and as plain functions where it decides."""
+"""The simulated provider over real connections: answers, streams, embeddings, limits, refusals, faults and the bill."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
-import os
-import signal
-import statistics
 import struct
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import jsonschema
-import psutil
 import pytest
 
-from batchmill_core.errors import ConfigurationError
 from batchmill_core.usage import Usage, cost, usd
 from batchmill_ops.simulator import (
     PRICES,
     FaultRate,
-    LatencyShape,
     Simulator,
     SimulatorConfig,
-    parse_faults,
-    parse_latency,
-    simulated,
 )
-from batchmill_ops.simulator.chance import Chance
-from batchmill_ops.simulator.command import arguments_of, main
 from batchmill_ops.simulator.connection import HttpRequest
-from batchmill_ops.simulator.limits import RateLimits, go_duration
 from batchmill_ops.simulator.provider import Provider
-from batchmill_ops.simulator.sentiment import sentiment
-from batchmill_ops.simulator.structured import instance
 
 QUICK = SimulatorConfig(latency_s=0.0)
 
@@ -88,135 +71,6 @@ def fault(kind: str) -> SimulatorConfig:
     return SimulatorConfig(latency_s=0.0, faults=(FaultRate(kind=kind, probability=1.0),))
 
 
-# Configuration
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("100ms", 0.1), ("1.5s", 1.5), ("0", 0.0), (" 2 S ", 2.0), (".5s", 0.5)])
-def test_latencies_are_read_with_their_unit(text: str, seconds: float) -> None:
-    assert parse_latency(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["100", "fast", "-1s", "1m", "", "1e3ms"])
-def test_a_latency_without_a_unit_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"100ms or 1\.5s"):
-        parse_latency(text)
-
-
-def test_faults_are_read_as_kind_and_probability() -> None:
-    faults = parse_faults("429:0.05, 500:0.01,cut:.01,hang:0.001,")
-
-    assert [(f.kind, f.probability) for f in faults] == [("429", 0.05), ("500", 0.01), ("cut", 0.01), ("hang", 0.001)]
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("hnag:0.1", "did you mean 'hang'"),
-        ("200:0.1", "neither an HTTP status from 400 to 599"),
-        ("429", "has no probability"),
-        ("429:often", "'often' is not a number"),
-        ("429:1.5", "outside 0 to 1"),
-        ("429:nan", "outside 0 to 1"),
-        ("429:0.1,429:0.2", "given twice"),
-        ("429:0.6,500:0.6", "sum to 1.2"),
-    ],
-)
-def test_a_wrong_fault_is_refused_with_what_is_wrong(text: str, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        parse_faults(text)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"latency_s": -1.0}, "latency is -1"),
-        ({"latency_jitter": -0.1}, "latency-jitter"),
-        ({"latency_jitter": 2.0, "latency_shape": LatencyShape.UNIFORM}, "uniform"),
-        ({"requests_per_minute": 0}, "rpm is 0"),
-        ({"tokens_per_minute": -5}, "tpm is -5"),
-        ({"kept_calls": -1}, "kept-calls is -1"),
-    ],
-)
-def test_a_config_that_makes_no_sense_is_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        SimulatorConfig(**given)
-
-
-def test_the_key_is_not_shown_with_the_config() -> None:
-    assert "sk-planted" not in repr(SimulatorConfig(api_key="sk-planted"))
-
-
-def test_a_wrong_option_of_the_module_exits_with_2_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["--latency", "soon"])
-
-    assert code == 2
-    assert "latency 'soon' is not a duration" in capsys.readouterr().err
-
-
-# Chance
-
-
-@pytest.mark.parametrize("shape", list(LatencyShape))
-def test_latencies_spread_around_their_mean(shape: LatencyShape) -> None:
-    chance = Chance(SimulatorConfig(latency_s=0.2, latency_jitter=0.3, latency_shape=shape, seed=1))
-
-    drawn = [chance.latency_s() for _ in range(5000)]
-
-    assert min(drawn) > 0
-    assert statistics.mean(drawn) == pytest.approx(0.2, rel=0.03)
-    expected = 0.06 if shape is LatencyShape.LOGNORMAL else 0.06 / 3**0.5
-    assert statistics.stdev(drawn) == pytest.approx(expected, rel=0.1)
-
-
-def test_the_same_seed_meets_the_same_faults_whatever_the_latency() -> None:
-    faults = parse_faults("429:0.2,cut:0.1")
-    slow = Chance(SimulatorConfig(faults=faults, seed=7, latency_jitter=0.5))
-    fast = Chance(SimulatorConfig(faults=faults, seed=7, latency_s=0.0))
-    other = Chance(SimulatorConfig(faults=faults, seed=8))
-
-    drawn = [[(chance.latency_s(), chance.fault())[1] for _ in range(2000)] for chance in (slow, fast, other)]
-
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert drawn[0].count("429") == pytest.approx(400, rel=0.2)
-    assert drawn[0].count("cut") == pytest.approx(200, rel=0.25)
-
-
-# Limits
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (0.35, "350ms"), (0.0001, "1ms"), (1, "1s"), (7.66, "7.66s"), (179.56, "2m59.56s"), (360, "6m0s"),
-     (3600, "1h0m0s"), (0.9999, "1s")],
-)  # fmt: skip
-def test_durations_are_written_as_go_writes_them(seconds: float, text: str) -> None:
-    assert go_duration(seconds) == text
-
-
-def test_a_request_limit_refuses_with_the_wait_that_suffices() -> None:
-    limits = RateLimits(requests_per_minute=60, tokens_per_minute=None)
-    passed = [limits.admit(tokens=1, now_s=100.0) for _ in range(60)]
-
-    refused = limits.admit(tokens=1, now_s=100.0)
-
-    assert passed == [None] * 60
-    assert refused is not None
-    assert refused.wait_s == pytest.approx(1.0)
-    assert limits.admit(tokens=1, now_s=100.0 + refused.wait_s) is None
-
-
-def test_a_call_that_one_limit_refuses_takes_nothing_from_the_other() -> None:
-    limits = RateLimits(requests_per_minute=2, tokens_per_minute=100)
-    limits.admit(tokens=90, now_s=0.0)
-
-    refused = limits.admit(tokens=50, now_s=0.0)
-    passed = limits.admit(tokens=10, now_s=0.0)
-
-    assert refused is not None
-    assert refused.name == "tokens"
-    assert passed is None
-
-
 def test_a_refused_call_is_told_its_wait_in_the_headers_of_real_providers() -> None:
     async def use(session: aiohttp.ClientSession) -> Any:
         return [await chat(session), await chat(session)], await bill(session)
@@ -235,33 +89,14 @@ def test_a_refused_call_is_told_its_wait_in_the_headers_of_real_providers() -> N
     assert (billed["calls"], billed["billed_calls"]) == (2, 1)
 
 
-# Answers
-
-
-@pytest.mark.parametrize(
-    ("text", "label"),
-    [
-        ("Absolutely love it, works perfectly.", "positive"),
-        ("Broke after two days, want a refund.", "negative"),
-        ("It arrived on Tuesday in a box.", "neutral"),
-        ("This is not good", "negative"),
-        ("Sehr zufrieden, klare Empfehlung!", "positive"),
-        ("Leider kaputt, bin enttäuscht", "negative"),
-        ("Très déçue, article cassé", "negative"),
-        ("Lo recomiendo, excelente calidad", "positive"),
-        ("Отличный товар, рекомендую", "positive"),
-        ("质量很差,非常失望", "negative"),
-        ("とても満足しています。おすすめ", "positive"),
-        ("배송도 빠르고 정말 좋아요", "positive"),
-        ("منتج ممتاز", "positive"),
-        ("बहुत खराब", "negative"),
-        ("5/5", "positive"),
-        ("★ meh", "negative"),
-        ("", "neutral"),
-    ],
-)
-def test_reviews_are_labelled_by_their_words(text: str, label: str) -> None:
-    assert sentiment(text) == label
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "label": {"enum": ["negative", "positive"]},
+        "stars": {"type": "integer", "minimum": 1, "maximum": 5},
+    },
+    "required": ["label", "stars"],
+}
 
 
 def test_a_prompt_about_a_review_is_answered_by_its_label_and_the_words_of_the_prompt_do_not_count() -> None:
@@ -284,44 +119,6 @@ def test_an_answer_longer_than_max_tokens_is_cut_and_says_length() -> None:
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 7
     assert 25 <= len(answer_text(body).encode()) <= 28
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "label": {"enum": ["negative", "positive", "mixed"]},
-        "topic": {"type": "string", "enum": ["price", "size"]},
-        "why": {"type": "string", "maxLength": 5},
-        "stars": {"type": "integer", "minimum": 1, "maximum": 5},
-        "confidence": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-        "recommend": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2},
-        "note": {"anyOf": [{"type": "null"}, {"type": "string"}]},
-        "author": {"$ref": "#/$defs/person"},
-        "version": {"const": 3},
-        "maybe": {"type": ["string", "null"]},
-        "even": {"type": "integer", "multipleOf": 2, "minimum": 3},
-        "both": {"allOf": [{"type": "object", "properties": {"a": {"type": "null"}}}, {"required": ["a"]}]},
-    },
-    "required": ["label", "stars"],
-    "additionalProperties": False,
-    "$defs": {
-        "person": {
-            "type": "object",
-            "properties": {"name": {"type": "string", "minLength": 30}, "friend": {"$ref": "#/$defs/person"}},
-            "required": ["name"],
-        }
-    },
-}
-
-
-@pytest.mark.parametrize("label", ["positive", "negative", "neutral"])
-def test_structured_answers_satisfy_their_schema(label: str) -> None:
-    built = instance(SCHEMA, label=label, text="a review")
-
-    jsonschema.validate(built, SCHEMA)
-    assert set(built) == set(SCHEMA["properties"])  # type: ignore[call-overload]  # a dict of the test's own
-    assert built["label"] == label or label == "neutral"
 
 
 def test_a_schema_is_honoured_over_http_and_json_mode_gives_an_object() -> None:
@@ -355,9 +152,6 @@ def test_content_parts_are_read_and_an_image_costs_tokens() -> None:
     assert with_image["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"] == 85
 
 
-# Streams
-
-
 def events_of(text: str) -> list[Any]:
     return [json.loads(e[6:]) if e != "data: [DONE]" else "DONE" for e in text.split("\n\n") if e]
 
@@ -385,9 +179,6 @@ def test_a_stream_without_include_usage_has_none() -> None:
     _, _, text = run_with(QUICK, use)
 
     assert all("usage" not in event for event in events_of(text))
-
-
-# Embeddings
 
 
 def test_embeddings_come_with_their_index_and_alike_in_both_encodings() -> None:
@@ -420,9 +211,6 @@ def test_a_single_text_token_ids_and_dimensions_are_understood() -> None:
 
     assert [len(body["data"]) for _, _, body in answers] == [1, 1, 2]
     assert all(len(entry["embedding"]) == 5 for _, _, body in answers for entry in body["data"])
-
-
-# The bill
 
 
 def test_the_bill_equals_the_cost_of_the_usage_that_was_answered() -> None:
@@ -491,9 +279,6 @@ def test_a_long_system_prompt_seen_before_is_billed_as_cached() -> None:
         for u in (first, second)
     ]
     assert billed["cost_usd"] == usd(sum(cost(usage, PRICES["sim-chat"]) for usage in both))
-
-
-# Refusals
 
 
 @pytest.mark.parametrize(
@@ -574,9 +359,6 @@ def test_models_are_listed_and_other_paths_are_not_found() -> None:
     assert [status for status, _ in others] == [404, 404, 405]
 
 
-# Faults
-
-
 @pytest.mark.parametrize(
     ("status", "content_type", "shape"),
     [
@@ -651,178 +433,3 @@ def test_faults_reach_streams_too() -> None:
     assert malformed[0]["choices"] is None
     assert empty[0]["choices"] == []
     assert all("usage" not in event for event in nousage)
-
-
-# Connections
-
-
-async def raw_exchange(config: SimulatorConfig, sent: bytes, *, until: Callable[[bytes], bool]) -> bytes:
-    simulator = Simulator(config)
-    port = await simulator.start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    received = b""
-    try:
-        writer.write(sent)
-        async with asyncio.timeout(10):
-            while not until(received) and (data := await reader.read(65536)):
-                received += data
-    finally:
-        writer.close()
-        await simulator.close()
-    return received
-
-
-def raw_post(text: str, *, extra: str = "") -> bytes:
-    body = json.dumps(chat_body(text)).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n{extra}Content-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-@pytest.mark.parametrize("latency_s", [0.0, 0.001])
-def test_pipelined_requests_are_answered_in_their_order(latency_s: float) -> None:
-    numbers = range(200)
-    sent = b"".join(raw_post(f"say number<{n}>") for n in numbers)
-
-    received = asyncio.run(
-        raw_exchange(
-            SimulatorConfig(latency_s=latency_s),
-            sent,
-            until=lambda got: got.count(b"HTTP/1.1 200") == 200 and got.endswith(b"}}}"),
-        )
-    )
-
-    places = [received.index(f"number<{n}>".encode()) for n in numbers]
-    assert places == sorted(places)
-
-
-def test_a_client_that_asks_to_close_is_obeyed() -> None:
-    received = asyncio.run(raw_exchange(QUICK, raw_post("bye", extra="Connection: close\r\n"), until=lambda _: False))
-
-    assert received.count(b"HTTP/1.1 200") == 1
-
-
-def test_bytes_that_are_no_http_are_refused_and_the_connection_closed() -> None:
-    received = asyncio.run(raw_exchange(QUICK, b"\x16\x03\x01 hello\r\n\r\n", until=lambda _: False))
-
-    assert received.startswith(b"HTTP/1.1 400 ")
-
-
-def test_a_client_that_expects_100_continue_gets_it() -> None:
-    head = raw_post("x", extra="Expect: 100-continue\r\n").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
-
-    received = asyncio.run(raw_exchange(QUICK, head, until=lambda got: b"\r\n\r\n" in got))
-
-    assert received.startswith(b"HTTP/1.1 100 Continue")
-
-
-def test_a_port_in_use_is_refused_with_what_to_do() -> None:
-    async def go() -> None:
-        first, second = Simulator(QUICK), Simulator(QUICK)
-        port = await first.start()
-        try:
-            with pytest.raises(ConfigurationError, match=f"port {port}.*Choose another port"):
-                await second.start(port=port)
-        finally:
-            await first.close()
-
-    asyncio.run(go())
-
-
-# As a process
-
-
-@pytest.fixture
-def children() -> Iterator[list[int]]:
-    pids: list[int] = []
-    yield pids
-    for pid in pids:
-        if psutil.pid_exists(pid):
-            os.kill(pid, signal.SIGKILL)
-
-
-def test_a_simulator_process_serves_its_config_and_leaves_nothing_behind() -> None:
-    config = SimulatorConfig(
-        latency_s=0.0123,
-        latency_jitter=0.25,
-        requests_per_minute=1,
-        faults=parse_faults("503:1"),
-        seed=3,
-        api_key="sk-x",
-    )
-
-    with simulated(config) as handle:
-        status = subprocess.run(
-            [sys.executable, "-c", f"import urllib.request as u; u.urlopen('{handle.base_url}/models')"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        billed = handle.bill(calls=True)
-        pid = handle.process.pid
-
-    assert "401" in status.stderr
-    assert billed["per_call"] == []
-    assert not psutil.pid_exists(pid)
-
-
-def test_a_config_survives_its_way_over_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SimulatorConfig(
-        latency_s=0.0123, latency_jitter=0.25, latency_shape=LatencyShape.UNIFORM, requests_per_minute=5,
-        tokens_per_minute=7, faults=parse_faults("503:0.5,cut:0.125"), seed=-3, api_key="sk-x", context_tokens=9, kept_calls=0,
-    )  # fmt: skip
-    seen: list[SimulatorConfig] = []
-    monkeypatch.setattr("batchmill_ops.simulator.command.run_simulator", lambda config, *_, **__: seen.append(config))
-
-    main(arguments_of(config))
-
-    assert seen == [config]
-
-
-def test_a_simulator_ends_when_its_parent_is_killed(children: list[int]) -> None:
-    program = (
-        "from batchmill_ops.simulator import simulated\n"
-        "import time\n"
-        "with simulated() as s:\n"
-        "    print(s.process.pid, flush=True); time.sleep(60)\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    children.append(pid)
-    child = psutil.Process(pid)
-
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-
-    child.wait(timeout=10)
-    assert not child.is_running()
-
-
-def test_sigterm_ends_the_module_cleanly_after_it_wrote_its_ready_file(tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "batchmill_ops.simulator",
-            "--port",
-            "0",
-            "--ready-file",
-            str(ready),
-            "--latency",
-            "1ms",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    url = ready.read_text().strip()
-
-    process.terminate()
-    code = process.wait(10)
-    process.stdout.close()
-
-    assert line == f"listening on {url}"
-    assert code == 0

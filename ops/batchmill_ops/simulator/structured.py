@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 _MAX_DEPTH = 12
+_MAX_ITEMS = 1000  # more than a schema in earnest asks for; a provider refuses such ones
+_MAX_CHARS = 100_000
 
 
 def instance(schema: Mapping[str, Any], *, label: str, text: str) -> Any:
@@ -82,25 +85,29 @@ class _Builder:
         names = required if depth >= _MAX_DEPTH // 2 and isinstance(required, list) else properties
         if depth >= _MAX_DEPTH:
             return {}
-        return {str(name): self.build(properties.get(name, {}), f"{path}/{name}", depth + 1) for name in names}
+        names = [name for name in names if isinstance(name, str)]
+        return {name: self.build(properties.get(name, {}), f"{path}/{name}", depth + 1) for name in names}
 
     def _array(self, schema: Mapping[str, Any], path: str, depth: int) -> list[Any]:
         least, most = _int(schema.get("minItems"), 0), _int(schema.get("maxItems"), 1)
         count = 0 if depth >= _MAX_DEPTH // 2 else max(least, min(1, most))
-        return [self.build(schema.get("items", {}), f"{path}/{i}", depth + 1) for i in range(max(least, count))]
+        count = min(max(least, count), _MAX_ITEMS)
+        return [self.build(schema.get("items", {}), f"{path}/{i}", depth + 1) for i in range(count)]
 
     def _number(self, schema: Mapping[str, Any], path: str, *, integral: bool) -> float:
         low, high = _bounds(schema, step=1 if integral else 0.01)
         share = {"positive": 0.9, "negative": 0.1}.get(self._label, 0.5)
-        value = low + (high - low) * share
+        value: float = low + (high - low) * share
         step = schema.get("multipleOf")
         if isinstance(step, int | float) and step > 0:
-            return -(-low // step) * step
+            value = -(-low // step) * step
+        if not math.isfinite(value):
+            return low
         return round(value) if integral else round(value, 2)
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         least, most = _int(schema.get("minLength"), 0), _int(schema.get("maxLength"), 1 << 20)
-        return self._label.ljust(least, ".")[:most]
+        return self._label.ljust(min(least, _MAX_CHARS), ".")[:most]
 
     def _choice(self, options: Sequence[Any], path: str) -> Any:
         same = next((o for o in options if isinstance(o, str) and o.lower() == self._label), None)

@@ -27,6 +27,8 @@ _REDIS_PORT = 6379
 OTHER_VARIABLES: Mapping[str, str] = {
     HOME_VARIABLE: "settings.find_folder",
     "BATCHMILL_FAILPOINT": "tests: where a process shall die",
+    "BATCHMILL_PARENT_FD": "launch: a pipe whose end says that the parent is gone",
+    "BATCHMILL_DEVICE": "launch: the device that a GPU worker is pinned to",
 }
 
 
@@ -124,6 +126,9 @@ def _from_variables(variables: Mapping[str, Variable], folder: Path) -> dict[str
     for name in sorted(ours.keys() - known.keys() - OTHER_VARIABLES.keys()):
         hint = nearest(name, [*known, *OTHER_VARIABLES])
         raise ConfigurationError(f"{ours[name].place} is not a known variable{hint} Correct or unset it")
+    home = ours.get(HOME_VARIABLE)
+    if home is not None and home.place != HOME_VARIABLE:
+        raise ConfigurationError(f"{home.place} has no effect: .env is read from that folder; export it instead")
     given = {known[name]: v for name, v in ours.items() if name in known and v.value.strip()}
     texts = {key: variable.value.strip() for key, variable in given.items()}
     texts |= {"log_level": texts["log_level"].lower()} if "log_level" in texts else {}

@@ -314,3 +314,7 @@ def test_the_variable_home_names_another_folder(tmp_path: Path) -> None:
 def test_a_home_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"BATCHMILL_HOME is '.*', which is not a folder"):
         load_settings(env={"BATCHMILL_HOME": str(tmp_path / "nowhere")})
+
+
+def test_a_home_in_dotenv_is_refused_since_it_comes_too_late(tmp_path: Path) -> None:
+    assert refusal(tmp_path, dotenv="BATCHMILL_HOME=/tmp").startswith("BATCHMILL_HOME in .env has no effect")

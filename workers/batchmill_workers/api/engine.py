@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping
 from multidict import CIMultiDict
 
 from batchmill_core.catalog import Account, ModelEntry
-from batchmill_core.errors import AuthFailed, CallError, UserError
+from batchmill_core.errors import AuthFailed, CallError, ConfigurationError, UserError
 from batchmill_core.request import Completion, Request, TaskKind
 
-from .http import Feed, HttpConnection, Reply
+from .http import MAX_BODY_BYTES, Feed, HttpConnection, Reply
 from .quota import Quota
 from .sse import StreamedAnswer
 from .wire import body_of, parse_chat, parse_embeddings, path_for
@@ -41,7 +41,7 @@ class ApiEngine:
             account.limits, max_in_flight=account.max_in_flight, models={e.upstream: e.limits for e in entries}
         )
         self._timeouts_s = {e.upstream: e.timeout_s for e in entries if e.timeout_s is not None}
-        self._http = HttpConnection(account.base_url)
+        self._http = HttpConnection(account.base_url, max_body_bytes=MAX_BODY_BYTES)
         self._read_key = read_key
         self._key: str | None = None
         self._headers: CIMultiDict[str] | None = None
@@ -119,18 +119,17 @@ class ApiEngine:
         if refused is not self._headers:
             return True
         try:
-            key = self._read_key()
+            self._use_key(self._read_key())
         except UserError:
             return False  # the refusal that came first says more
-        if key == self._key:
-            return False
-        self._use_key(key)
-        return True
+        return self._headers is not refused
 
     def _use_key(self, key: str | None) -> None:
         key = key.strip() if key else None
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise AuthFailed(f"the key of account {self.account.name} has characters that no header can carry")
+            raise ConfigurationError(f"the key of account {self.account.name} has characters that no header can carry")
+        if self._headers is not None and key == self._key:
+            return
         headers = CIMultiDict({"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"})
         if key is not None and self._http.host.endswith(".azure.com"):
             headers["api-key"] = key

@@ -10,16 +10,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, case, func, insert, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, func, insert, literal_column, or_, select, update
 
 from batchmill_core.job import CONTRACT_VERSION, ChunkState, JobState, Rows
 
 from . import ledger
+from .bulk import insert_for
 from .schema import account, chunk, job, round_
 from .session import now_ms
 
 CRASH_LIMIT = 3
+
+# In literals, so that the partial indexes of `schema` serve them.
+_READY = chunk.c.state == literal_column("'ready'")
+_LEASED = chunk.c.state == literal_column("'leased'")
+_OPEN = job.c.state == literal_column("'open'")
+_UNSUMMED = func.coalesce(chunk.c.unsummed_since_ms, now_ms())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,8 @@ def release(conn: Connection, claim: Claim, children: Sequence[Child] = ()) -> b
     """Ends an attempt: the chunk is `done` and its unfinished rows live on in child chunks.
 
     Fenced. Idempotent: when the same attempt already ended (a commit whose answer was lost) nothing changes. Answers
-    whether the attempt has ended by its own hand. Children of a cancelled job are born cancelled.
+    whether the attempt has ended by its own hand. Calls it left open are `unknown` from then on. Children of a cancelled
+    job are born cancelled.
     """
     closed = conn.execute(
         update(chunk)
@@ -158,17 +165,23 @@ def release(conn: Connection, claim: Claim, children: Sequence[Child] = ()) -> b
     if closed.rowcount == 0:
         done = conn.execute(select(chunk.c.done_fence).where(chunk.c.id == claim.chunk_id)).scalar_one_or_none()
         return done == claim.fence
+    ledger.orphan(conn, claim.chunk_id, claim.fence, kind="released")
     if children:
-        cancelled = conn.execute(select(job.c.state).where(job.c.id == claim.job_id)).scalar_one() == JobState.CANCELLED
-        derive(conn, claim, children, cancelled=cancelled)
+        derive(conn, claim, children, cancelled=_is_cancelled(conn, claim.job_id))
     return True
+
+
+def _is_cancelled(conn: Connection, job_id: int) -> bool:
+    """Locks the job's row: a cancel that comes now waits, and then finds the children that are born meanwhile."""
+    state = select(job.c.state).where(job.c.id == job_id).with_for_update(read=True)
+    return conn.execute(state).scalar_one_or_none() == JobState.CANCELLED
 
 
 def derive(
     conn: Connection, claim: Claim, children: Sequence[Child], *, cancelled: bool = False, crash_count: int = 0
 ) -> None:
     """Inserts child chunks; unique on (parent, fence, step, queue, not_before, first row), so a repeat adds nothing."""
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     parent = conn.execute(select(chunk.c.priority, chunk.c.contract).where(chunk.c.id == claim.chunk_id)).one()
     now: int = conn.execute(select(now_ms())).scalar_one()
     for child in children:
@@ -199,9 +212,7 @@ def derive(
 def expire_leases(conn: Connection, *, worker_ids: Sequence[str]) -> int:
     """Ends the leases of workers known to be dead, so that the next tick reaps them at once. Idempotent."""
     return conn.execute(
-        update(chunk)
-        .where(chunk.c.state == ChunkState.LEASED, chunk.c.lease_owner.in_(worker_ids))
-        .values(lease_until_ms=0)
+        update(chunk).where(_LEASED, chunk.c.lease_owner.in_(worker_ids)).values(lease_until_ms=0)
     ).rowcount
 
 
@@ -210,7 +221,7 @@ def extend_all(conn: Connection, by_ms: int) -> int:
     least = now_ms() + by_ms
     return conn.execute(
         update(chunk)
-        .where(chunk.c.state == ChunkState.LEASED, chunk.c.lease_until_ms < least, chunk.c.lease_until_ms > 0)
+        .where(_LEASED, chunk.c.lease_until_ms < least, chunk.c.lease_until_ms > 0)
         .values(lease_until_ms=least)
     ).rowcount
 
@@ -222,7 +233,7 @@ class Reaped:
     chunk_id: int
     job_id: int
     crash_count: int
-    outcome: str  # ready, split, dead
+    outcome: str  # ready, split, dead, done, cancelled
 
 
 def reap(conn: Connection, *, limit: int = 100) -> list[Reaped]:
@@ -234,7 +245,8 @@ def reap(conn: Connection, *, limit: int = 100) -> list[Reaped]:
     """
     due = conn.execute(
         select(chunk.c.id, chunk.c.fence)
-        .where(chunk.c.state == ChunkState.LEASED, chunk.c.lease_until_ms < now_ms())
+        .where(_LEASED, chunk.c.lease_until_ms < now_ms())
+        .order_by(chunk.c.lease_until_ms)
         .limit(limit)
     ).all()
     return [r for r in (_reap_one(conn, chunk_id, fence) for chunk_id, fence in due) if r is not None]
@@ -265,31 +277,22 @@ def _reap_one(conn: Connection, chunk_id: int, fence: int) -> Reaped | None:
         return None
     ledger.orphan(conn, chunk_id, fence)
     outcome = "ready"
-    if taken.crash_count >= CRASH_LIMIT:
-        outcome = _isolate(conn, chunk_id, fence + 1, taken)
-    elif conn.execute(select(job.c.state).where(job.c.id == taken.job_id)).scalar_one_or_none() == JobState.CANCELLED:
+    if _is_cancelled(conn, taken.job_id):
         conn.execute(update(chunk).where(chunk.c.id == chunk_id).values(state=ChunkState.CANCELLED))
         outcome = "cancelled"
+    elif taken.crash_count >= CRASH_LIMIT:
+        outcome = _isolate(conn, chunk_id, fence + 1, taken)
     return Reaped(chunk_id=chunk_id, job_id=taken.job_id, crash_count=taken.crash_count, outcome=outcome)
 
 
 def _isolate(conn: Connection, chunk_id: int, fence: int, taken: Any) -> str:
     rows = unfinished(conn, taken.job_id, Rows.parse(taken.rows), taken.round)
-    if len(rows) <= 1:
-        state = ChunkState.DEAD if rows else ChunkState.DONE
-        error = f"row {rows.first} brought its worker down {taken.crash_count} times" if rows else None
-        conn.execute(
-            update(chunk)
-            .where(chunk.c.id == chunk_id)
-            .values(state=state, last_error=error, rows=str(rows or Rows.parse(taken.rows)))
-        )
-        if rows:
-            conn.execute(
-                update(chunk)
-                .where(chunk.c.id == chunk_id)
-                .values(n_dead=chunk.c.n_dead + 1, first_row=rows.first, n_rows=1)
-            )
-        return str(state)
+    if not rows:
+        conn.execute(update(chunk).where(chunk.c.id == chunk_id).values(state=ChunkState.DONE, done_fence=fence))
+        return "done"
+    if len(rows) == 1:
+        _give_up(conn, chunk_id, taken, rows)
+        return "dead"
     attempt = Claim(
         chunk_id=chunk_id,
         fence=fence,
@@ -309,6 +312,26 @@ def _isolate(conn: Connection, chunk_id: int, fence: int, taken: Any) -> str:
     return "split"
 
 
+def _give_up(conn: Connection, chunk_id: int, taken: Any, rows: Rows) -> None:
+    """The chunk is `dead`, and so is its row unless it keeps a result of an earlier round."""
+    from .results import finished
+
+    answered = bool(finished(conn, taken.job_id, rows, 0))
+    conn.execute(
+        update(chunk)
+        .where(chunk.c.id == chunk_id)
+        .values(
+            state=ChunkState.DEAD,
+            last_error=f"row {rows.first} brought its worker down {taken.crash_count} times",
+            rows=str(rows),
+            first_row=rows.first,
+            n_rows=1,
+            n_dead=chunk.c.n_dead + (0 if answered else 1),
+            unsummed_since_ms=_UNSUMMED,
+        )
+    )
+
+
 def unfinished(conn: Connection, job_id: int, rows: Rows, round_number: int) -> Rows:
     """The rows that have no final result of this round. Reads only."""
     from .results import finished
@@ -326,7 +349,7 @@ def merge(conn: Connection, *, limit_rows: int = 1000) -> int:
     groups = conn.execute(
         select(chunk.c.job_id, chunk.c.step, chunk.c.round, chunk.c.queue)
         .where(
-            chunk.c.state == ChunkState.READY,
+            _READY,
             chunk.c.parent_id.is_not(None),
             chunk.c.crash_count == 0,
             chunk.c.not_before_ms <= now_ms(),
@@ -342,7 +365,7 @@ def _merge_group(conn: Connection, group: Any, limit_rows: int) -> int:
     members = conn.execute(
         select(chunk.c.id, chunk.c.rows, chunk.c.n_rows, chunk.c.fence)
         .where(
-            chunk.c.state == ChunkState.READY,
+            _READY,
             chunk.c.parent_id.is_not(None),
             chunk.c.crash_count == 0,
             chunk.c.not_before_ms <= now_ms(),
@@ -405,57 +428,65 @@ def ring(conn: Connection, *, windows: Mapping[str, int], again_after_ms: int) -
     are left out.
     """
     bells: list[Doorbell] = []
+    jobs = _open_jobs(conn)
+    stopped = _stopped_queues(conn)
     for queue, window in windows.items():
         outstanding = conn.execute(
             select(func.count())
             .select_from(chunk.join(job, job.c.id == chunk.c.job_id))
-            .where(
-                chunk.c.state == ChunkState.READY,
-                chunk.c.queue == queue,
-                chunk.c.published_ms > now_ms() - again_after_ms,
-                job.c.state == JobState.OPEN,
-            )
+            .where(_READY, chunk.c.queue == queue, chunk.c.published_ms > now_ms() - again_after_ms, _OPEN)
         ).scalar_one()
-        if window > outstanding:
-            bells += _ring_queue(conn, queue, window - outstanding, again_after_ms)
+        if window > outstanding and queue not in stopped:
+            bells += _ring_queue(conn, jobs, queue, window - outstanding, again_after_ms)
     return bells
 
 
-def _ring_queue(conn: Connection, queue: str, count: int, again_after_ms: int) -> list[Doorbell]:
-    stopped = select("api." + account.c.name).where(account.c.state == "stopped")
-    due = conn.execute(
-        select(chunk.c.id, chunk.c.rows, chunk.c.n_rows, job.c.name, job.c.model)
-        .join(job, job.c.id == chunk.c.job_id)
-        .where(
-            chunk.c.state == ChunkState.READY,
-            chunk.c.queue == queue,
-            chunk.c.not_before_ms <= now_ms(),
-            or_(chunk.c.published_ms.is_(None), chunk.c.published_ms <= now_ms() - again_after_ms),
-            job.c.state == JobState.OPEN,
-            chunk.c.queue.not_in(stopped),
-        )
-        .order_by(chunk.c.priority, chunk.c.id)
-        .limit(count)
-    ).all()
+def _ring_queue(
+    conn: Connection, jobs: Mapping[int, Any], queue: str, count: int, again_after_ms: int
+) -> list[Doorbell]:
+    silent = or_(chunk.c.published_ms.is_(None), chunk.c.published_ms <= now_ms() - again_after_ms)
+    due = _next(conn, jobs, queue, count, chunk.c.not_before_ms <= now_ms(), silent)
     if not due:
         return []
     marked = set(
         conn.execute(
             update(chunk)
-            .where(
-                chunk.c.id.in_([d.id for d in due]),
-                chunk.c.state == ChunkState.READY,
-                or_(chunk.c.published_ms.is_(None), chunk.c.published_ms <= now_ms() - again_after_ms),
-            )
+            .where(chunk.c.id.in_([d.id for d in due]), _READY, silent)
             .values(published_ms=now_ms())
             .returning(chunk.c.id)
         ).scalars()
     )
     return [
-        Doorbell(chunk_id=d.id, queue=queue, label=label(d.name, Rows.parse(d.rows), d.model))
+        Doorbell(chunk_id=d.id, queue=queue, label=label(jobs[d.job_id].name, Rows.parse(d.rows), jobs[d.job_id].model))
         for d in due
         if d.id in marked
     ]
+
+
+def _open_jobs(conn: Connection) -> dict[int, Any]:
+    return {r.id: r for r in conn.execute(select(job.c.id, job.c.name, job.c.model).where(_OPEN))}
+
+
+def _stopped_queues(conn: Connection) -> set[str]:
+    return {f"api.{n}" for n in conn.execute(select(account.c.name).where(account.c.state == "stopped")).scalars()}
+
+
+def _next(
+    conn: Connection, job_ids: Iterable[int], queue: str, count: int, *conditions: ColumnElement[bool]
+) -> list[Any]:
+    """The first ready chunks of a queue, by priority and age.
+
+    Asked job by job, so that an index gives them in order, and chunks of jobs that are not open are never touched.
+    """
+    found: list[Any] = []
+    for job_id in job_ids:
+        found += conn.execute(
+            select(chunk.c.id, chunk.c.job_id, chunk.c.rows, chunk.c.priority)
+            .where(_READY, chunk.c.job_id == job_id, chunk.c.queue == queue, *conditions)
+            .order_by(chunk.c.priority, chunk.c.id)
+            .limit(count)
+        ).all()
+    return sorted(found, key=lambda r: (r.priority, r.id))[:count]
 
 
 def label(job_name: str, rows: Rows, model: str) -> str:
@@ -466,17 +497,13 @@ def label(job_name: str, rows: Rows, model: str) -> str:
 
 def queues_with_work(conn: Connection) -> dict[str, tuple[int, int]]:
     """Ready and leased chunks per queue of jobs that are open: {queue: (ready, leased)}."""
-    rows = conn.execute(
-        select(
-            chunk.c.queue,
-            func.sum(case((chunk.c.state == ChunkState.READY, 1), else_=0)),
-            func.sum(case((chunk.c.state == ChunkState.LEASED, 1), else_=0)),
-        )
-        .join(job, job.c.id == chunk.c.job_id)
-        .where(chunk.c.state.in_((ChunkState.READY, ChunkState.LEASED)), job.c.state == JobState.OPEN)
-        .group_by(chunk.c.queue)
-    )
-    return {q: (int(ready), int(leased)) for q, ready, leased in rows}
+    found: dict[str, tuple[int, int]] = {}
+    for state, place in ((_READY, 0), (_LEASED, 1)):
+        counted = select(chunk.c.queue, func.count()).join(job, job.c.id == chunk.c.job_id).where(state, _OPEN)
+        for queue, n in conn.execute(counted.group_by(chunk.c.queue)):
+            ready, leased = found.get(queue, (0, 0))
+            found[queue] = (n, leased) if place == 0 else (ready, n)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -493,19 +520,17 @@ def counts(conn: Connection, job_id: int) -> ChunkCounts:
     by_state = {str(state): int(count) for state, count in grouped}
     waiting = conn.execute(
         select(func.min(chunk.c.not_before_ms)).where(
-            chunk.c.job_id == job_id, chunk.c.state == ChunkState.READY, chunk.c.not_before_ms > now_ms()
+            chunk.c.job_id == job_id, _READY, chunk.c.not_before_ms > now_ms()
         )
     ).scalar_one()
-    queues = conn.execute(
-        select(chunk.c.queue)
-        .where(chunk.c.job_id == job_id, chunk.c.state.in_((ChunkState.READY, ChunkState.LEASED)))
-        .distinct()
-    ).scalars()
+    queues: set[str] = set()
+    for state in (_READY, _LEASED):
+        queues.update(conn.execute(select(chunk.c.queue).where(chunk.c.job_id == job_id, state).distinct()).scalars())
     return ChunkCounts(by_state=by_state, next_due_ms=waiting, queues=sorted(queues))
 
 
 def dead_rows(conn: Connection, job_id: int) -> dict[int, str]:
-    """Rows that ended `dead`, with why."""
+    """Rows that brought their workers down, with why. One that has a result (of an earlier round) is not dead for it."""
     found = conn.execute(
         select(chunk.c.rows, chunk.c.last_error).where(chunk.c.job_id == job_id, chunk.c.state == ChunkState.DEAD)
     )
@@ -517,5 +542,15 @@ def clear_dead(conn: Connection, job_id: int) -> None:
     conn.execute(
         update(chunk)
         .where(chunk.c.job_id == job_id, chunk.c.state == ChunkState.DEAD)
-        .values(state=ChunkState.DONE, n_dead=0)
+        .values(state=ChunkState.DONE, n_dead=0, unsummed_since_ms=_UNSUMMED)
     )
+
+
+def overdue(conn: Connection, queues: Sequence[str], *, waited_ms: int, limit: int = 8) -> list[int]:
+    """Ready chunks of these queues that were due ``waited_ms`` ago and that nobody took. Reads only."""
+    jobs, stopped = _open_jobs(conn), _stopped_queues(conn)
+    before = now_ms() - waited_ms
+    found: list[Any] = []
+    for queue in set(queues) - stopped:
+        found += _next(conn, jobs, queue, limit, chunk.c.not_before_ms <= before, chunk.c.created_ms <= before)
+    return [r.id for r in sorted(found, key=lambda r: (r.priority, r.id))[:limit]]

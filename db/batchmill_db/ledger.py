@@ -7,21 +7,20 @@ budget) changes in the same transaction: settled cost, unknown bounds and reserv
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, func, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, literal_column, or_, select, update
 
 from batchmill_core.errors import CallState
 from batchmill_core.job import ChunkState, JobState, Rows
-from batchmill_core.usage import Usage
+from batchmill_core.usage import Usage, split, split_usage
 
+from .bulk import Bulk, insert_for
 from .schema import TOKEN_COLUMNS, call, chunk, job
 from .session import now_ms
-
-_OPEN = (CallState.RESERVED.value, CallState.UNKNOWN.value)
+from .spans import among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +73,28 @@ class Reservation:
     refusal: Refusal | None = field(default=None)
 
 
+_LOCK_ATTEMPT = (
+    select(chunk.c.state, chunk.c.fence, job.c.state.label("job_state"), job.c.budget_nanousd)
+    .join(job, job.c.id == chunk.c.job_id)
+    .where(chunk.c.id == bindparam("chunk"))
+    .with_for_update(of=chunk)
+)
+
+
 def reserve(conn: Connection, calls: Sequence[NewCall], *, budgeted: bool) -> Reservation:
     """Books calls of one attempt before they are sent, as many from the front as the budget has room for.
 
     Refuses when the attempt's lease is lost or the job is not open. Idempotent: a call that is booked already is
-    accepted again and held once.
+    accepted again and held once. The chunk's row is locked meanwhile, so that no reaper passes by a line that is not
+    committed yet. A budget that the job was given after ``budgeted`` was read is kept too.
     """
     first = calls[0]
-    lock = select(chunk.c.state, chunk.c.fence, job.c.state.label("job_state")).join(job, job.c.id == chunk.c.job_id)
-    now = conn.execute(lock.where(chunk.c.id == first.chunk_id)).one_or_none()
+    now = conn.execute(_LOCK_ATTEMPT, {"chunk": first.chunk_id}).one_or_none()
     if now is None or now.state != ChunkState.LEASED or now.fence != first.fence:
         return Reservation(accepted=0, refusal=Refusal(reason="lost"))
     if now.job_state != JobState.OPEN:
         return Reservation(accepted=0, refusal=Refusal(reason="stopped", job_state=JobState(now.job_state)))
-    if not budgeted:
+    if not budgeted and now.budget_nanousd is None:
         _insert(conn, calls)
         return Reservation(accepted=len(calls))
     return _reserve_within_budget(conn, calls)
@@ -95,17 +102,8 @@ def reserve(conn: Connection, calls: Sequence[NewCall], *, budgeted: bool) -> Re
 
 def _reserve_within_budget(conn: Connection, calls: Sequence[NewCall]) -> Reservation:
     job_id = calls[0].job_id
-    # Takes the job's row for this transaction, so that budgets are checked one after the other.
-    conn.execute(update(job).where(job.c.id == job_id).values(held_nanousd=job.c.held_nanousd))
-    row = conn.execute(select(job.c.budget_nanousd, job.c.held_nanousd).where(job.c.id == job_id)).one()
-    first = calls[0]
-    booked = set(
-        conn.execute(
-            select(call.c.seq).where(
-                call.c.chunk_id == first.chunk_id, call.c.fence == first.fence, call.c.seq.in_([c.seq for c in calls])
-            )
-        ).scalars()
-    )
+    row = conn.execute(_LOCK_BUDGET, {"job": job_id}).one()
+    booked = set(_lines(conn, calls[0].chunk_id, calls[0].fence, [c.seq for c in calls]))
     held, fitting = row.held_nanousd, []
     for c in calls:
         need = 0 if c.seq in booked else (c.bound_nanousd or 0)
@@ -115,113 +113,192 @@ def _reserve_within_budget(conn: Connection, calls: Sequence[NewCall]) -> Reserv
         fitting.append(c)
     if fitting:
         _insert(conn, fitting)
-        conn.execute(update(job).where(job.c.id == job_id).values(held_nanousd=held))
+        _hold(conn, job_id, held - row.held_nanousd)
     refusal = None if len(fitting) == len(calls) else Refusal(reason="budget")
     return Reservation(accepted=len(fitting), refusal=refusal)
 
 
-def _insert(conn: Connection, calls: Sequence[NewCall]) -> None:
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    statement = insert_(call).values(state=CallState.RESERVED.value, reserved_ms=now_ms()).on_conflict_do_nothing()
-    conn.execute(
-        statement,
-        [
-            {
-                "chunk_id": c.chunk_id,
-                "fence": c.fence,
-                "seq": c.seq,
-                "job_id": c.job_id,
-                "round": c.round,
-                "first_row": c.rows.first,
-                "last_row": c.rows.last,
-                "rows": str(c.rows) if len(c.rows) > 1 else None,
-                "account": c.account,
-                "model": c.model,
-                "worker": c.worker,
-                "bound_nanousd": c.bound_nanousd,
-                "price_version": c.price_version,
-            }
-            for c in calls
-        ],
-    )
-
-
-_SETTLE = (
-    update(call)
-    .where(
-        call.c.chunk_id == bindparam("b_chunk"),
-        call.c.fence == bindparam("b_fence"),
-        call.c.seq == bindparam("b_seq"),
-        call.c.state.in_(_OPEN),
-    )
-    .values(
-        state=bindparam("b_state"),
-        **{c: bindparam(f"b_{c}") for c in TOKEN_COLUMNS},
-        cost_nanousd=bindparam("b_cost"),
-        device_ns=bindparam("b_device"),
-        wasted=bindparam("b_wasted"),
-        error_kind=bindparam("b_kind"),
-        http_status=bindparam("b_http"),
-        request_id=bindparam("b_request"),
-        latency_ms=bindparam("b_latency"),
-        settled_ms=now_ms(),
-    )
+# Budgets are checked one after the other: each transaction takes the job's row until it commits.
+_LOCK_BUDGET = (
+    select(job.c.budget_nanousd, job.c.held_nanousd).where(job.c.id == bindparam("job")).with_for_update(key_share=True)
 )
+_HOLD = update(job).where(job.c.id == bindparam("b_job")).values(held_nanousd=job.c.held_nanousd + bindparam("b_more"))
+
+
+def _hold(conn: Connection, job_id: int, more_nanousd: int) -> None:
+    if more_nanousd:
+        conn.execute(_HOLD, {"b_job": job_id, "b_more": more_nanousd})
+
+
+_BOOKED_COLUMNS = (
+    "chunk_id",
+    "fence",
+    "seq",
+    "job_id",
+    "round",
+    "first_row",
+    "last_row",
+    "rows",
+    "account",
+    "model",
+    "worker",
+    "bound_nanousd",
+    "price_version",
+)
+_BOOK = Bulk(
+    _BOOKED_COLUMNS,
+    lambda dialect: (
+        insert_for(dialect)(call)
+        .values(state=literal_column("'reserved'"), reserved_ms=now_ms())
+        .on_conflict_do_nothing()
+    ),
+)
+
+
+def _insert(conn: Connection, calls: Sequence[NewCall]) -> None:
+    _BOOK.run(conn, [_booked(c) for c in calls])
+
+
+def _booked(c: NewCall) -> tuple[Any, ...]:
+    many = len(c.rows) > 1
+    where = (c.rows.first, c.rows.last, str(c.rows) if many else None)
+    return (c.chunk_id, c.fence, c.seq, c.job_id, c.round, *where, c.account, c.model, c.worker, c.bound_nanousd, c.price_version)  # fmt: skip
+
+
+_LINES = (
+    select(call.c.seq, call.c.state, call.c.bound_nanousd)
+    .where(
+        call.c.chunk_id == bindparam("chunk"),
+        call.c.fence == bindparam("fence"),
+        call.c.seq.between(bindparam("first"), bindparam("last")),
+    )
+    .with_for_update(key_share=True)
+)
+
+
+def _lines(conn: Connection, chunk_id: int, fence: int, seqs: Sequence[int]) -> dict[int, tuple[str, int | None]]:
+    """State and bound of these lines of an attempt, as far as they are booked."""
+    where = {"chunk": chunk_id, "fence": fence, "first": min(seqs), "last": max(seqs)}
+    return {seq: (state, bound) for seq, state, bound in conn.execute(_LINES, where)}
+
+
+_SETTLED_COLUMNS = (
+    "state", *TOKEN_COLUMNS, "cost_nanousd", "device_ns", "wasted", "error_kind", "http_status", "request_id", "latency_ms"
+)  # fmt: skip
+_STILL_OPEN: tuple[ColumnElement[str], ...] = (literal_column("'reserved'"), literal_column("'unknown'"))
+_KEY = ("chunk_id", "fence", "seq")
+_SETTLE = Bulk(
+    (*(f"b_{c}" for c in _SETTLED_COLUMNS), *(f"b_{c}" for c in _KEY)),
+    lambda _: (
+        update(call)
+        .where(*(call.c[c] == bindparam(f"b_{c}") for c in _KEY), call.c.state.in_(_STILL_OPEN))
+        .values(settled_ms=now_ms(), **{c: bindparam(f"b_{c}") for c in _SETTLED_COLUMNS})
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One line that `settle` moved: from which state, to what end, with which bound in the ledger."""
+
+    before: CallState
+    end: CallEnd
+    bound_nanousd: int | None
+
+    @property
+    def freed_nanousd(self) -> int:
+        """How much less the line counts against a budget than before. An unknown cost counts as its bound."""
+        bound = self.bound_nanousd or 0
+        if self.end.state is CallState.VOID:
+            return bound
+        if self.end.state is CallState.SETTLED and self.end.cost_nanousd is not None:
+            return bound - self.end.cost_nanousd
+        return 0
 
 
 def settle(
     conn: Connection, *, chunk_id: int, fence: int, job_id: int, ends: Sequence[CallEnd], budgeted: bool
-) -> None:
-    """Closes calls of one attempt. Idempotent: only a line that is `reserved` or `unknown` moves.
+) -> list[Move]:
+    """Closes calls of one attempt; answers the lines that moved. Idempotent: only a `reserved` or `unknown` one does.
 
     A call that comes back after its attempt was reaped is settled from `unknown` with its real usage.
     """
     if not ends:
-        return
-    if not budgeted:
-        conn.execute(_SETTLE, [_settle_values(chunk_id, fence, e) for e in ends])
-        return
-    conn.execute(update(job).where(job.c.id == job_id).values(held_nanousd=job.c.held_nanousd))
-    freed = 0
+        return []
+    job_row = conn.execute(_LOCK_BUDGET if budgeted else _BUDGET, {"job": job_id}).one_or_none()
+    if job_row is not None and not budgeted and job_row.budget_nanousd is not None:  # given since the chunk was claimed
+        conn.execute(_LOCK_BUDGET, {"job": job_id})
+    moves = _moves(_lines(conn, chunk_id, fence, [e.seq for e in ends]), ends)
+    _SETTLE.run(conn, [_settled(chunk_id, fence, m.end) for m in moves])
+    if job_row is not None and job_row.budget_nanousd is not None:
+        _hold(conn, job_id, -sum(m.freed_nanousd for m in moves))
+    return moves
+
+
+_BUDGET = select(job.c.budget_nanousd).where(job.c.id == bindparam("job"))
+
+
+def _moves(lines: Mapping[int, tuple[str, int | None]], ends: Sequence[CallEnd]) -> list[Move]:
+    moves: dict[int, Move] = {}
     for end in ends:
-        moved = conn.execute(_SETTLE, _settle_values(chunk_id, fence, end))
-        if moved.rowcount == 1 and end.state is not CallState.UNKNOWN:
-            freed += (end.bound_nanousd or 0) - (end.cost_nanousd or 0)
-    if freed:
-        conn.execute(update(job).where(job.c.id == job_id).values(held_nanousd=job.c.held_nanousd - freed))
+        state, bound = lines.get(end.seq, ("", None))
+        repeats = end.seq in moves or (state == "unknown" and end.state is CallState.UNKNOWN)
+        if state in ("reserved", "unknown") and not repeats:
+            moves[end.seq] = Move(before=CallState(state), end=end, bound_nanousd=bound)
+    return list(moves.values())
 
 
-def _settle_values(chunk_id: int, fence: int, end: CallEnd) -> dict[str, Any]:
+_NO_USAGE = (None,) * len(TOKEN_COLUMNS)
+
+
+def _settled(chunk_id: int, fence: int, end: CallEnd) -> tuple[Any, ...]:
     u = end.usage
-    return {
-        "b_chunk": chunk_id,
-        "b_fence": fence,
-        "b_seq": end.seq,
-        "b_state": end.state.value,
-        "b_input_tokens": None if u is None else u.input,
-        "b_cached_input_tokens": None if u is None else u.cached_input,
-        "b_cache_write_tokens": None if u is None else u.cache_write,
-        "b_output_tokens": None if u is None else u.output,
-        "b_reasoning_tokens": None if u is None else u.reasoning,
-        "b_cost": end.cost_nanousd,
-        "b_device": end.device_ns,
-        "b_wasted": end.wasted,
-        "b_kind": end.error_kind,
-        "b_http": end.http_status,
-        "b_request": end.request_id,
-        "b_latency": end.latency_ms,
-    }
+    used = _NO_USAGE if u is None else (u.input, u.cached_input, u.cache_write, u.output, u.reasoning)
+    about = (
+        end.cost_nanousd,
+        end.device_ns,
+        end.wasted,
+        end.error_kind,
+        end.http_status,
+        end.request_id,
+        end.latency_ms,
+    )
+    return (end.state.value, *used, *about, chunk_id, fence, end.seq)
 
 
-def orphan(conn: Connection, chunk_id: int, fence: int) -> int:
-    """The reserved calls of a dead attempt become `unknown` with their bounds kept. Idempotent."""
-    lost = conn.execute(
+def waste(conn: Connection, chunk_id: int, fence: int, seqs: Iterable[int]) -> int:
+    """Marks settled calls of one row each as wasted, since their answer is not used; answers their cost. Idempotent."""
+    marked = conn.execute(
         update(call)
-        .where(call.c.chunk_id == chunk_id, call.c.fence == fence, call.c.state == CallState.RESERVED.value)
-        .values(state=CallState.UNKNOWN.value, error_kind="worker_lost", settled_ms=now_ms())
-        .returning(call.c.bound_nanousd)
-    ).scalars()
-    bounds = list(lost)
+        .where(
+            call.c.chunk_id == chunk_id,
+            call.c.fence == fence,
+            call.c.seq.in_(list(seqs)),
+            call.c.state == CallState.SETTLED.value,
+            call.c.rows.is_(None),
+            call.c.wasted.is_(False),
+        )
+        .values(wasted=True)
+        .returning(call.c.cost_nanousd)
+    )
+    return sum(c or 0 for c in marked.scalars())
+
+
+_ORPHAN = (
+    update(call)
+    .where(
+        call.c.chunk_id == bindparam("b_chunk"),
+        call.c.fence == bindparam("b_fence"),
+        call.c.state == literal_column("'reserved'"),
+    )
+    .values(state=CallState.UNKNOWN.value, error_kind=bindparam("b_kind"), settled_ms=now_ms())
+    .returning(call.c.bound_nanousd)
+)
+
+
+def orphan(conn: Connection, chunk_id: int, fence: int, *, kind: str = "worker_lost") -> int:
+    """The reserved calls of an attempt that ended become `unknown` with their bounds kept. Idempotent."""
+    bounds = list(conn.execute(_ORPHAN, {"b_chunk": chunk_id, "b_fence": fence, "b_kind": kind}).scalars())
     if bounds:
         conn.execute(
             update(chunk)
@@ -230,9 +307,28 @@ def orphan(conn: Connection, chunk_id: int, fence: int) -> int:
                 unknown_nanousd=chunk.c.unknown_nanousd + sum(b or 0 for b in bounds),
                 unknown_calls=chunk.c.unknown_calls + len(bounds),
                 calls=chunk.c.calls + len(bounds),
+                unsummed_since_ms=func.coalesce(chunk.c.unsummed_since_ms, now_ms()),
             )
         )
     return len(bounds)
+
+
+def orphan_job(conn: Connection, job_id: int) -> None:
+    """The reserved calls of a job that is about to be removed become `unknown`. Idempotent."""
+    conn.execute(
+        update(call)
+        .where(call.c.job_id == job_id, call.c.state == literal_column("'reserved'"))
+        .values(state=CallState.UNKNOWN.value, error_kind="job_removed", settled_ms=now_ms())
+    )
+
+
+def held(conn: Connection, job_id: int) -> int:
+    """What counts against a job's budget by its ledger: settled cost, and the bounds of what is open. Reads only."""
+    counts = case(
+        (call.c.state == CallState.VOID.value, 0),
+        else_=func.coalesce(call.c.cost_nanousd, call.c.bound_nanousd, 0),
+    )
+    return int(conn.execute(select(func.coalesce(func.sum(counts), 0)).where(call.c.job_id == job_id)).scalar_one())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,15 +347,16 @@ def past_of(conn: Connection, job_id: int, rows: Rows, round_number: int) -> dic
 
     A call over many rows counts as a try for each; its cost is split evenly, the first rows taking the remainder.
     """
-    found = conn.execute(
-        select(call).where(
-            call.c.job_id == job_id,
-            call.c.round == round_number,
-            call.c.state.in_((CallState.SETTLED.value, CallState.UNKNOWN.value)),
-            call.c.first_row <= rows.last,
-            call.c.last_row >= rows.first,
-        )
+    counted = (
+        call.c.job_id == job_id,
+        call.c.round == round_number,
+        call.c.state.in_((CallState.SETTLED.value, CallState.UNKNOWN.value)),
     )
+    of_one_row = (select(call).where(*counted, call.c.rows.is_(None), piece) for piece in among(call.c.first_row, rows))
+    of_many = select(call).where(
+        *counted, call.c.rows.is_not(None), call.c.first_row <= rows.last, call.c.last_row >= rows.first
+    )
+    found = [line for query in (*of_one_row, of_many) for line in conn.execute(query)]
     past: dict[int, Past] = {}
     wanted = set(rows)
     for c in found:
@@ -269,8 +366,6 @@ def past_of(conn: Connection, job_id: int, rows: Rows, round_number: int) -> dic
 
 
 def _add_past(past: dict[int, Past], c: Any, covered: Sequence[int], wanted: set[int]) -> None:
-    from batchmill_core.usage import split, split_usage
-
     weights = [1] * len(covered)
     unknown = c.state == CallState.UNKNOWN.value
     amount = c.bound_nanousd if unknown else c.cost_nanousd

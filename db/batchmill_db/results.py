@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
 from batchmill_core.errors import CallState
 from batchmill_core.job import ChunkState, Rows
@@ -15,10 +14,12 @@ from batchmill_core.request import PAID_STATUSES, RowStatus
 from batchmill_core.usage import Usage
 
 from . import ledger
+from .bulk import Bulk, insert_for
 from .chunks import Child, Claim, release
-from .ledger import CallEnd
-from .schema import COUNTER_COLUMNS, TOKEN_COLUMNS, chunk, result
+from .ledger import CallEnd, Move
+from .schema import COUNTER_COLUMNS, TOKEN_COLUMNS, chunk, job, result
 from .session import now_ms
+from .spans import among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +68,31 @@ class Saved:
     accepted: int
 
 
+_OWN = (
+    update(chunk)
+    .where(
+        chunk.c.id == bindparam("b_chunk"),
+        chunk.c.fence == bindparam("b_fence"),
+        chunk.c.state == literal_column("'leased'"),
+        chunk.c.save_seq < bindparam("b_seq"),
+    )
+    .values(save_seq=bindparam("b_seq"), last_save_ms=now_ms())
+)
+
+
 def save(conn: Connection, work: Save) -> Saved:
     """Writes results, settles calls and adds to the chunk's counters, if the attempt still owns its chunk.
 
     One transaction with the caller's. Fenced by (chunk, fence). Idempotent by ``seq``: a save that already happened (a
     commit whose answer was lost) changes nothing. Within a round the first final result of a row stays. An attempt that
-    lost its chunk only settles its calls and inserts paid answers where nothing is; the rest is booked as wasted.
+    lost its chunk only settles its calls and inserts paid answers where nothing is, while its round is the job's; the
+    rest is booked as wasted.
     """
     claim = work.claim
-    owned = conn.execute(
-        update(chunk)
-        .where(
-            chunk.c.id == claim.chunk_id,
-            chunk.c.fence == claim.fence,
-            chunk.c.state == ChunkState.LEASED,
-            chunk.c.save_seq < work.seq,
-        )
-        .values(save_seq=work.seq, last_save_ms=now_ms())
-    )
+    owned = conn.execute(_OWN, {"b_chunk": claim.chunk_id, "b_fence": claim.fence, "b_seq": work.seq})
     if owned.rowcount == 0:
         return _save_unowned(conn, work)
-    accepted = _upsert(conn, claim, work.results, replace=True)
+    accepted = _upsert(conn, claim, work.results)
     _book(conn, work, accepted)
     if work.releases:
         release(conn, claim, work.children)
@@ -97,137 +102,205 @@ def save(conn: Connection, work: Save) -> Saved:
 def _save_unowned(conn: Connection, work: Save) -> Saved:
     claim = work.claim
     now = conn.execute(
-        select(chunk.c.fence, chunk.c.state, chunk.c.save_seq, chunk.c.done_fence).where(chunk.c.id == claim.chunk_id)
+        select(chunk.c.fence, chunk.c.state, chunk.c.save_seq, chunk.c.done_fence)
+        .where(chunk.c.id == claim.chunk_id)
+        .with_for_update()
     ).one_or_none()
-    if now is not None and now.save_seq >= work.seq and (now.done_fence == claim.fence or now.fence == claim.fence):
+    if now is not None and now.save_seq >= work.seq and claim.fence in (now.done_fence, now.fence):
         return Saved(live=True, accepted=len(work.results))  # it happened before
-    paid = [r for r in work.results if r.status in PAID_STATUSES]
-    accepted = _upsert(conn, claim, paid, replace=False)
-    _book(conn, work, accepted, live=False)
+    accepted: set[int] = set()
+    if _may_fill(conn, claim):
+        accepted = _fill(conn, claim, [r for r in work.results if r.status in PAID_STATUSES])
+        _revive(conn, claim.job_id, accepted)
+    _book(conn, work, accepted)
     return Saved(live=False, accepted=len(accepted))
 
 
-def _book(conn: Connection, work: Save, accepted: set[int], *, live: bool = True) -> None:
+def _may_fill(conn: Connection, claim: Claim) -> bool:
+    """Whether the job is still in the attempt's round. Locks the job, so that no next round opens meanwhile."""
+    number = conn.execute(select(job.c.round).where(job.c.id == claim.job_id).with_for_update(key_share=True))
+    return number.scalar_one_or_none() == claim.round
+
+
+def _revive(conn: Connection, job_id: int, rows: set[int]) -> None:
+    """Rows that were given up as dead have an answer after all: their chunks are `done`."""
+    for piece in among(chunk.c.first_row, Rows.of(rows)):
+        conn.execute(
+            update(chunk)
+            .where(chunk.c.job_id == job_id, chunk.c.state == ChunkState.DEAD, piece)
+            .values(
+                state=ChunkState.DONE, n_dead=0, unsummed_since_ms=func.coalesce(chunk.c.unsummed_since_ms, now_ms())
+            )
+        )
+
+
+_COUNT = Bulk(
+    (*(f"b_{c}" for c in COUNTER_COLUMNS), "b_chunk"),
+    lambda _: (
+        update(chunk)
+        .where(chunk.c.id == bindparam("b_chunk"))
+        .values(
+            unsummed_since_ms=func.coalesce(chunk.c.unsummed_since_ms, now_ms()),
+            **{c: chunk.c[c] + bindparam(f"b_{c}") for c in COUNTER_COLUMNS},
+        )
+    ),
+)
+
+
+def _book(conn: Connection, work: Save, accepted: set[int]) -> None:
     """Settles the calls, those of results that were not taken as wasted, and adds all to the chunk's counters."""
     claim = work.claim
     unused = {s for r in work.results if r.row not in accepted for s in r.seqs}
-    used = {s for r in work.results if r.row in accepted for s in r.seqs}
-    wasted = unused - used
-    ends = [_as_wasted(e) if e.seq in wasted else e for e in work.ends]
-    ledger.settle(
+    unused -= {s for r in work.results if r.row in accepted for s in r.seqs}
+    ends = [replace(e, wasted=True) if e.seq in unused else e for e in work.ends] if unused else work.ends
+    moves = ledger.settle(
         conn, chunk_id=claim.chunk_id, fence=claim.fence, job_id=claim.job_id, ends=ends, budgeted=claim.budgeted
     )
-    gains = _gains([r for r in work.results if r.row in accepted], ends)
-    if not live:  # its calls were counted as unknown when it was reaped
-        known = [e for e in ends if e.state is not CallState.UNKNOWN]
-        gains["unknown_nanousd"] = gains.get("unknown_nanousd", 0) - sum(e.bound_nanousd or 0 for e in known)
-        gains["unknown_calls"] = gains.get("unknown_calls", 0) - len(known)
-        gains["calls"] = 0
-    changes = {c: getattr(chunk.c, c) + n for c, n in gains.items() if n}
-    if changes:
-        conn.execute(update(chunk).where(chunk.c.id == claim.chunk_id).values(**changes))
+    gains = _gains({r.row: r for r in reversed(work.results) if r.row in accepted}.values(), moves)
+    if before := unused - {e.seq for e in ends}:
+        gains["wasted_nanousd"] += ledger.waste(conn, claim.chunk_id, claim.fence, before)
+    if any(gains.values()):
+        _COUNT.run(conn, [(*gains.values(), claim.chunk_id)])
 
 
-def _as_wasted(end: CallEnd) -> CallEnd:
-    from dataclasses import replace
-
-    return replace(end, wasted=True)
-
-
-def _gains(results: Sequence[NewResult], ends: Sequence[CallEnd]) -> dict[str, int]:
+def _gains(results: Iterable[NewResult], moves: Sequence[Move]) -> dict[str, int]:
     gains = dict.fromkeys(COUNTER_COLUMNS, 0)
     for r in results:
         gains[f"n_{r.status.value}"] += 1
         if r.replaces is not None:
             gains[f"n_{r.replaces.value}"] -= 1
-    for e in ends:
-        if e.state is CallState.VOID:
-            continue
-        gains["calls"] += 1
-        if e.state is CallState.UNKNOWN:
-            gains["unknown_calls"] += 1
-            gains["unknown_nanousd"] += e.bound_nanousd or 0
-            continue
-        if e.cost_nanousd is None:
-            gains["unknown_calls"] += 1
-        gains["cost_nanousd"] += e.cost_nanousd or 0
-        if e.wasted:
-            gains["wasted_nanousd"] += e.cost_nanousd or 0
-        if e.usage is not None:
-            for c in TOKEN_COLUMNS:
-                gains[c] += getattr(e.usage, c.removesuffix("_tokens"))
+    for move in moves:
+        if move.before is CallState.UNKNOWN:  # it was counted when its attempt was given up
+            _count_unknown(gains, move, -1)
+        if move.end.state is CallState.UNKNOWN:
+            _count_unknown(gains, move, 1)
+        elif move.end.state is CallState.SETTLED:
+            _count_settled(gains, move.end)
     return gains
 
 
-def _upsert(conn: Connection, claim: Claim, results: Sequence[NewResult], *, replace: bool) -> set[int]:
+def _count_unknown(gains: dict[str, int], move: Move, by: int) -> None:
+    gains["calls"] += by
+    gains["unknown_calls"] += by
+    gains["unknown_nanousd"] += by * (move.bound_nanousd or 0)
+
+
+def _count_settled(gains: dict[str, int], end: CallEnd) -> None:
+    gains["calls"] += 1
+    cost = end.cost_nanousd
+    if cost is None:
+        gains["unknown_calls"] += 1
+    else:
+        gains["cost_nanousd"] += cost
+        gains["wasted_nanousd"] += cost if end.wasted else 0
+    if (u := end.usage) is not None:
+        gains["input_tokens"] += u.input
+        gains["cached_input_tokens"] += u.cached_input
+        gains["cache_write_tokens"] += u.cache_write
+        gains["output_tokens"] += u.output
+        gains["reasoning_tokens"] += u.reasoning
+
+
+_RESULT_COLUMNS = tuple(c.name for c in result.c if c.name != "saved_ms")
+
+
+def _put(dialect: str) -> Any:
+    statement = insert_for(dialect)(result).values(saved_ms=now_ms())
+    new = statement.excluded
+    return statement.on_conflict_do_update(
+        index_elements=[result.c.job_id, result.c.row],
+        set_={c.name: new[c.name] for c in result.c if c.name not in ("job_id", "row")},
+        where=result.c.round < new.round,
+    )
+
+
+_PUT = Bulk(_RESULT_COLUMNS, _put)
+_FILL = Bulk(
+    _RESULT_COLUMNS, lambda dialect: insert_for(dialect)(result).values(saved_ms=now_ms()).on_conflict_do_nothing()
+)
+
+
+def _upsert(conn: Connection, claim: Claim, results: Sequence[NewResult]) -> set[int]:
+    """Saves results of rows that have none of this round yet; answers these rows."""
     if not results:
         return set()
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
-    statement = insert_(result)
-    if replace:
-        new = statement.excluded
-        changed = {c.name: new[c.name] for c in result.c if c.name not in ("job_id", "row")}
-        statement = statement.on_conflict_do_update(
-            index_elements=[result.c.job_id, result.c.row], set_=changed, where=result.c.round < new.round
-        )
-    else:
-        statement = statement.on_conflict_do_nothing()
-    saved_ms: int = conn.execute(select(now_ms())).scalar_one()
-    values = [_values(claim, r, saved_ms) for r in sorted(results, key=lambda r: r.row)]
-    return set(conn.execute(statement.returning(result.c.row), values).scalars())
+    return _write(conn, _PUT, claim, results, finished(conn, claim.job_id, _rows(results), claim.round))
 
 
-def _values(claim: Claim, r: NewResult, saved_ms: int) -> dict[str, Any]:
+def _fill(conn: Connection, claim: Claim, results: Sequence[NewResult]) -> set[int]:
+    """Saves results of rows that have none of any round; answers these rows."""
+    if not results:
+        return set()
+    return _write(conn, _FILL, claim, results, finished(conn, claim.job_id, _rows(results), 0))
+
+
+def _rows(results: Sequence[NewResult]) -> Rows:
+    return Rows.of(r.row for r in results)
+
+
+def _write(conn: Connection, put: Bulk, claim: Claim, results: Sequence[NewResult], taken: set[int]) -> set[int]:
+    new = {r.row: r for r in reversed(results) if r.row not in taken}
+    changed = put.run(conn, [_values(claim, new[row]) for row in sorted(new)])
+    if changed == len(new):
+        return set(new)
+    own = (result.c.job_id == claim.job_id, result.c.chunk_id == claim.chunk_id, result.c.fence == claim.fence)
+    mine: set[int] = set()  # another attempt came first between the look and the write
+    for piece in among(result.c.row, Rows.of(new)):
+        mine.update(conn.execute(select(result.c.row).where(*own, piece)).scalars())
+    return mine
+
+
+def _values(claim: Claim, r: NewResult) -> tuple[Any, ...]:
+    """The values of `_RESULT_COLUMNS`."""
     u = r.usage
-    return {
-        "job_id": claim.job_id,
-        "row": r.row,
-        "round": claim.round,
-        "status": r.status.value,
-        "output": r.output,
-        "embedding": r.embedding,
-        "finish_reason": r.finish_reason,
-        "error_kind": r.error_kind,
-        "error": r.error,
-        "raw": r.raw,
-        "model": r.model,
-        "account": r.account,
-        "input_tokens": None if u is None else u.input,
-        "cached_input_tokens": None if u is None else u.cached_input,
-        "cache_write_tokens": None if u is None else u.cache_write,
-        "output_tokens": None if u is None else u.output,
-        "reasoning_tokens": None if u is None else u.reasoning,
-        "cost_nanousd": r.cost_nanousd,
-        "unknown_nanousd": r.unknown_nanousd,
-        "calls": r.calls,
-        "cached": r.cached,
-        "sanitized": r.sanitized,
-        "latency_ms": r.latency_ms,
-        "ttft_ms": r.ttft_ms,
-        "chunk_id": claim.chunk_id,
-        "fence": claim.fence,
-        "saved_ms": saved_ms,
-    }
+    used = _NO_USAGE if u is None else (u.input, u.cached_input, u.cache_write, u.output, u.reasoning)
+    return (
+        claim.job_id,
+        r.row,
+        claim.round,
+        r.status.value,
+        r.output,
+        r.embedding,
+        r.finish_reason,
+        r.error_kind,
+        r.error,
+        r.raw,
+        r.model,
+        r.account,
+        *used,
+        r.cost_nanousd,
+        r.unknown_nanousd,
+        r.calls,
+        r.cached,
+        r.sanitized,
+        r.latency_ms,
+        r.ttft_ms,
+        claim.chunk_id,
+        claim.fence,
+    )
+
+
+_NO_USAGE = (None,) * len(TOKEN_COLUMNS)
 
 
 def finished(conn: Connection, job_id: int, rows: Rows, round_number: int) -> set[int]:
     """The rows that have a final result of this round or a later one. Reads only."""
-    found = conn.execute(
-        select(result.c.row).where(
-            result.c.job_id == job_id, result.c.row.between(rows.first, rows.last), result.c.round >= round_number
-        )
-    ).scalars()
-    return {n for n in found if n in rows}
+    done: set[int] = set()
+    for piece in among(result.c.row, rows):
+        found = select(result.c.row).where(result.c.job_id == job_id, piece, result.c.round >= round_number)
+        done.update(conn.execute(found).scalars())
+    return done
 
 
 def earlier(conn: Connection, job_id: int, rows: Rows, round_number: int) -> dict[int, RowStatus]:
     """The statuses that rows have from earlier rounds. Reads only."""
-    found = conn.execute(
-        select(result.c.row, result.c.status).where(
-            result.c.job_id == job_id, result.c.row.between(rows.first, rows.last), result.c.round < round_number
+    statuses: dict[int, RowStatus] = {}
+    for piece in among(result.c.row, rows):
+        found = select(result.c.row, result.c.status).where(
+            result.c.job_id == job_id, piece, result.c.round < round_number
         )
-    )
-    return {r.row: RowStatus(r.status) for r in found}
+        statuses.update({row: RowStatus(status) for row, status in conn.execute(found)})
+    return statuses
 
 
 EXPORT_COLUMNS = tuple(c for c in result.c if c.name not in ("job_id", "chunk_id", "fence"))
@@ -240,6 +313,9 @@ def between(conn: Connection, job_id: int, first_row: int, last_row: int) -> Seq
         .where(result.c.job_id == job_id, result.c.row.between(first_row, last_row))
         .order_by(result.c.row)
     ).all()
+
+
+NOT_OK = result.c.status != literal_column("'ok'")  # in literals, so that its partial index serves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +333,7 @@ def errors_by_kind(conn: Connection, job_id: int) -> list[ErrorSample]:
     bad = [s.value for s in RowStatus if s is not RowStatus.OK and s is not RowStatus.TRUNCATED]
     groups = conn.execute(
         select(result.c.error_kind, func.count().label("n"), func.min(result.c.row).label("row"))
-        .where(result.c.job_id == job_id, result.c.status.in_(bad), result.c.error_kind.is_not(None))
+        .where(result.c.job_id == job_id, NOT_OK, result.c.status.in_(bad), result.c.error_kind.is_not(None))
         .group_by(result.c.error_kind)
         .order_by(func.count().desc())
     ).all()

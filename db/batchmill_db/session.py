@@ -103,7 +103,9 @@ class Database:
                 if not is_transient(fault):
                     raise DatabaseError(_first_line(fault)) from fault
                 if time.monotonic() + delay > deadline:
-                    raise DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}") from fault
+                    raise DatabaseUnavailable(
+                        f"the database at {self.address} does not answer: {_first_line(fault)}"
+                    ) from fault
                 log.warning("database_retry delay_s=%.2f error=%s", delay, type(fault.orig).__name__)
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, 2.0)

@@ -213,6 +213,7 @@ def stop_account(conn: Connection, name: str, *, kind: str, reason: str, probe_a
                 "reason_kind": new.reason_kind,
                 "reason": new.reason,
                 "probe_at_ms": new.probe_at_ms,
+                "probes": 0,
                 "changed_ms": new.changed_ms,
             },
             where=account.c.state != "stopped",

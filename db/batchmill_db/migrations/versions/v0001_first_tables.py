@@ -67,6 +67,13 @@ def upgrade() -> None:
     with op.batch_alter_table("call", schema=None) as batch_op:
         batch_op.create_index("call_by_row", ["job_id", "first_row"], unique=False)
         batch_op.create_index(
+            "call_of_many_rows",
+            ["job_id", "first_row", "last_row"],
+            unique=False,
+            sqlite_where=sa.text("rows IS NOT NULL"),
+            postgresql_where=sa.text("rows IS NOT NULL"),
+        )
+        batch_op.create_index(
             "call_reserved",
             ["job_id"],
             unique=False,
@@ -306,7 +313,13 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     with op.batch_alter_table("result", schema=None) as batch_op:
-        batch_op.create_index("result_by_status", ["job_id", "status"], unique=False)
+        batch_op.create_index(
+            "result_not_ok",
+            ["job_id", "status"],
+            unique=False,
+            sqlite_where=sa.text("status <> 'ok'"),
+            postgresql_where=sa.text("status <> 'ok'"),
+        )
 
     op.create_table(
         "worker",
@@ -464,6 +477,8 @@ def upgrade() -> None:
             server_default=sa.text("0"),
             nullable=False,
         ),
+        sa.Column("unsummed_since_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
+        sa.Column("summed", sa.Text(), nullable=True),
         sa.Column("created_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("first_claim_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
         sa.Column("last_save_ms", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=True),
@@ -475,8 +490,16 @@ def upgrade() -> None:
         sa.UniqueConstraint(
             "parent_id", "parent_fence", "step", "queue", "not_before_ms", "first_row", name="chunk_derived_once"
         ),
+        sqlite_autoincrement=True,
     )
     with op.batch_alter_table("chunk", schema=None) as batch_op:
+        batch_op.create_index(
+            "chunk_derived",
+            ["job_id", "step", "round", "queue"],
+            unique=False,
+            sqlite_where=sa.text("state = 'ready' AND parent_id IS NOT NULL"),
+            postgresql_where=sa.text("state = 'ready' AND parent_id IS NOT NULL"),
+        )
         batch_op.create_index(
             "chunk_leased",
             ["lease_until_ms"],
@@ -487,10 +510,24 @@ def upgrade() -> None:
         batch_op.create_index("chunk_of_job", ["job_id", "state"], unique=False)
         batch_op.create_index(
             "chunk_ready",
-            ["queue", "priority", "id"],
+            ["job_id", "queue", "priority", "id", "not_before_ms"],
             unique=False,
             sqlite_where=sa.text("state = 'ready'"),
             postgresql_where=sa.text("state = 'ready'"),
+        )
+        batch_op.create_index(
+            "chunk_rung",
+            ["queue", "published_ms"],
+            unique=False,
+            sqlite_where=sa.text("state = 'ready' AND published_ms IS NOT NULL"),
+            postgresql_where=sa.text("state = 'ready' AND published_ms IS NOT NULL"),
+        )
+        batch_op.create_index(
+            "chunk_unsummed",
+            ["job_id"],
+            unique=False,
+            sqlite_where=sa.text("unsummed_since_ms IS NOT NULL"),
+            postgresql_where=sa.text("unsummed_since_ms IS NOT NULL"),
         )
 
     op.create_table(
@@ -514,17 +551,34 @@ def downgrade() -> None:
     op.drop_table("round")
     with op.batch_alter_table("chunk", schema=None) as batch_op:
         batch_op.drop_index(
+            "chunk_unsummed",
+            sqlite_where=sa.text("unsummed_since_ms IS NOT NULL"),
+            postgresql_where=sa.text("unsummed_since_ms IS NOT NULL"),
+        )
+        batch_op.drop_index(
+            "chunk_rung",
+            sqlite_where=sa.text("state = 'ready' AND published_ms IS NOT NULL"),
+            postgresql_where=sa.text("state = 'ready' AND published_ms IS NOT NULL"),
+        )
+        batch_op.drop_index(
             "chunk_ready", sqlite_where=sa.text("state = 'ready'"), postgresql_where=sa.text("state = 'ready'")
         )
         batch_op.drop_index("chunk_of_job")
         batch_op.drop_index(
             "chunk_leased", sqlite_where=sa.text("state = 'leased'"), postgresql_where=sa.text("state = 'leased'")
         )
+        batch_op.drop_index(
+            "chunk_derived",
+            sqlite_where=sa.text("state = 'ready' AND parent_id IS NOT NULL"),
+            postgresql_where=sa.text("state = 'ready' AND parent_id IS NOT NULL"),
+        )
 
     op.drop_table("chunk")
     op.drop_table("worker")
     with op.batch_alter_table("result", schema=None) as batch_op:
-        batch_op.drop_index("result_by_status")
+        batch_op.drop_index(
+            "result_not_ok", sqlite_where=sa.text("status <> 'ok'"), postgresql_where=sa.text("status <> 'ok'")
+        )
 
     op.drop_table("result")
     op.drop_table("payload")
@@ -540,6 +594,9 @@ def downgrade() -> None:
     with op.batch_alter_table("call", schema=None) as batch_op:
         batch_op.drop_index(
             "call_reserved", sqlite_where=sa.text("state = 'reserved'"), postgresql_where=sa.text("state = 'reserved'")
+        )
+        batch_op.drop_index(
+            "call_of_many_rows", sqlite_where=sa.text("rows IS NOT NULL"), postgresql_where=sa.text("rows IS NOT NULL")
         )
         batch_op.drop_index("call_by_row")
 

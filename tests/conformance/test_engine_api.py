@@ -427,3 +427,31 @@ def test_closing_twice_is_once() -> None:
 
     with pytest.raises(errors.Unreachable, match="not open"):
         asyncio.run(engine.complete(CHAT))
+
+
+def test_a_proxy_that_would_not_connect_sent_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted({"status": 502, "text": "no route"}) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.base_url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with pytest.raises(errors.Unreachable) as caught:
+            ask(engine_for("https://provider.invalid/v1"))
+
+    assert caught.value.call_state is CallState.VOID
+
+
+def test_a_row_of_several_megabytes_is_sent() -> None:
+    found, server = ask_server(GOOD, Request(model="m-1", messages=({"role": "user", "content": "x" * 3_000_000},)))
+
+    assert isinstance(found, Completion)
+    assert len(server.requests[0].body) > 3_000_000
+
+
+def test_a_server_that_keeps_a_finished_stream_open_does_not_hold_up_its_row() -> None:
+    script = {"text": EVENTS + ": still here" * 99, "chunked": True, "chunk_bytes": len(EVENTS), "chunk_gap_s": 0.5}
+
+    found, _ = ask_server(script | AS_STREAM, STREAM, timeout_s=5)
+
+    assert isinstance(found, Completion)
+    assert found.ttft_ms is not None
+    assert found.latency_ms - found.ttft_ms < 200

@@ -203,6 +203,19 @@ def test_a_turn_too_far_off_is_refused_at_once_with_its_wait_and_takes_nothing()
     assert in_flight == 0
 
 
+def test_a_newcomer_can_ask_how_long_the_line_is() -> None:
+    async def act() -> tuple[float, float, float]:
+        quota = quota_of(Limits(requests_per_second=1))
+        before = quota.line_s("m")
+        waiting = [asyncio.ensure_future(admissions(quota, 1)) for _ in range(4)]
+        await asyncio.sleep(0)
+        same, other = quota.line_s("m"), quota.line_s("other")
+        await asyncio.gather(*waiting)
+        return before, same, other
+
+    assert run(act) == pytest.approx((0.0, 4.0, 4.0))
+
+
 def test_a_429_with_a_wait_stops_all_rows_of_the_account_until_then() -> None:
     async def act() -> tuple[float, float]:
         quota = quota_of()

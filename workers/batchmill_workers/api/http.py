@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.helpers import get_env_proxy_for_url
+from aiohttp.payload import Payload
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -45,19 +46,32 @@ class Reply:
     latency_s: float
 
 
-class _SentBody(aiohttp.BytesPayload):
-    """A request body that knows when it was sent, and starts the deadline of its call at that moment."""
+class _SentBody(Payload):
+    """A request body that knows when it was sent, and starts the deadline of its call at that moment.
+
+    Not aiohttp's BytesPayload, which warns of every body above 1 MB: ours are one row's, and in memory already.
+    """
+
+    _value: bytes
+    _autoclose = True
 
     def __init__(self, body: bytes, deadline: asyncio.Timeout, timeout_s: float) -> None:
         super().__init__(body, content_type="application/json")
+        self._size = len(body)
         self._deadline = deadline
         self._timeout_s = timeout_s
         self.sent_at: float | None = None
 
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+    async def write(self, writer: AbstractStreamWriter) -> None:
         self.sent_at = time.monotonic()
         self._deadline.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
-        await super().write_with_length(writer, content_length)
+        await writer.write(self._value)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        await self.write(writer)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._value.decode(encoding, errors)
 
     @property
     def latency_s(self) -> float:
@@ -128,12 +142,14 @@ class HttpConnection:
             ):
                 feed = listen(response.status, response.headers, sent.sent_at or 0.0) if listen else None
                 answer = b"" if feed else await self._read(response)
-                if feed:
-                    await self._feed(response, feed)
-            return Reply(status=response.status, headers=response.headers, body=answer, latency_s=sent.latency_s)
+                unfinished = feed is not None and await self._feed(response, feed)
+                latency_s = sent.latency_s
+                if unfinished:
+                    await _drain(response)
+            return Reply(status=response.status, headers=response.headers, body=answer, latency_s=latency_s)
         except aiohttp.ClientResponseError as e:
             # not chained: aiohttp's error shows the request's headers, and the key with them
-            raise MalformedResponse(f"{self.host} did not answer in HTTP: {e.message[:200]}") from None
+            raise self._no_http(e.message, sent) from None
         except (aiohttp.ClientError, OSError, ValueError) as e:
             raise self._translated(e, sent, timeout_s) from e
 
@@ -147,15 +163,16 @@ class HttpConnection:
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def _feed(self, response: aiohttp.ClientResponse, feed: Feed) -> None:
+    async def _feed(self, response: aiohttp.ClientResponse, feed: Feed) -> bool:
+        """Passes the body on; True if the listener had heard enough before its end."""
         size = 0
         while piece := await response.content.readany():
             size += len(piece)
             if size > self._max_body_bytes:
                 raise self._too_big(response)
             if feed(piece):
-                return await _drain(response)
-        return None
+                return True
+        return False
 
     def _too_big(self, response: aiohttp.ClientResponse) -> MalformedResponse:
         response.close()
@@ -168,6 +185,11 @@ class HttpConnection:
             url = self._base.with_path(self._base.path.rstrip("/") + path, keep_query=True)
             self._urls[path] = url
         return url
+
+    def _no_http(self, reason: str, sent: _SentBody) -> CallError:
+        if sent.sent_at is None:  # a proxy that would not connect
+            return Unreachable(f"{self.host} cannot be reached: {reason[:300]}")
+        return MalformedResponse(f"{self.host} did not answer in HTTP: {reason[:300]}")
 
     def _translated(self, error: Exception, sent: _SentBody, timeout_s: float) -> CallError:
         latency_ms = round(sent.latency_s * 1000)

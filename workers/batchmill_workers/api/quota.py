@@ -117,8 +117,7 @@ class Quota:
 
     def line_s(self, model: str, tokens: int = 0) -> float:
         """How long a newcomer would wait for rates, behind all who stand in line now, in seconds."""
-        lane = self._lanes.get(model)
-        return 0.0 if lane is None else lane.wait_in_line_s(tokens, self._clock())
+        return self._rates_wait_s(self.admit(model, tokens), self.clock(), in_line=True)
 
     def pause(self, wait_s: float) -> None:
         """Nobody sends for ``wait_s``; who would wait too long is told so at once. Never shortens a pause."""

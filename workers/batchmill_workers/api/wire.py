@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-import struct
-from array import array
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +16,8 @@ from .faults import error_of
 from .headers import request_id_of
 from .json_body import parse, start_of
 from .reported import usage_of
+from .vectors import vectors_of
 
-_FLOAT32_BYTES = 4
 _FINISH_REASONS = {
     "max_tokens": "length",
     "max_output_tokens": "length",
@@ -146,8 +142,8 @@ def parse_embeddings(
     answer = _answer(status, headers, body, now=now, latency_ms=latency_ms)
     usage = usage_of(answer.get("usage"), has_output=False)
     try:
-        vectors = _ordered(answer.get("data"), len(request.inputs))
-    except (ValueError, TypeError, OverflowError) as e:
+        vectors = vectors_of(answer.get("data"), len(request.inputs))
+    except ValueError as e:
         raise malformed(f"embeddings that do not fit: {e}", body, headers, usage=usage, latency_ms=latency_ms) from e
     return Completion(
         vectors=vectors,
@@ -157,44 +153,6 @@ def parse_embeddings(
         model=_string(answer.get("model")),
         request_id=request_id_of(headers) or _string(answer.get("id")),
     )
-
-
-def _ordered(data: Any, count: int) -> tuple[bytes, ...]:
-    if not isinstance(data, list) or not all(isinstance(item, dict) for item in data):
-        raise ValueError("data is not a list of objects")
-    if len(data) != count:
-        raise ValueError(f"{len(data)} vectors for {count} inputs")
-    indexes = [item.get("index", place) for place, item in enumerate(data)]
-    if any(type(i) is not int for i in indexes) or sorted(indexes) != list(range(count)):
-        raise ValueError("their indexes are not those of the inputs")
-    vectors = [b""] * count
-    for i, item in zip(indexes, data, strict=True):
-        vectors[i] = _vector(item.get("embedding"))
-    if len({len(v) for v in vectors}) > 1:
-        raise ValueError("vectors of different lengths")
-    return tuple(vectors)
-
-
-def _vector(embedding: Any) -> bytes:
-    """Float32 little-endian bytes of a vector that came as numbers or as base64 of just these bytes."""
-    if isinstance(embedding, list):
-        packed = _packed(embedding)
-    elif isinstance(embedding, str):
-        packed = base64.b64decode(embedding, validate=True)  # its binascii.Error is a ValueError
-    else:
-        raise ValueError("a vector is neither numbers nor base64")
-    if not packed or len(packed) % _FLOAT32_BYTES:
-        raise ValueError("a vector is empty or cut")
-    if not math.isfinite(sum(array("f", packed))):
-        raise ValueError("a vector has numbers that are not finite")
-    return packed
-
-
-def _packed(numbers: list[Any]) -> bytes:
-    try:
-        return struct.pack(f"<{len(numbers)}f", *numbers)
-    except (struct.error, OverflowError) as e:
-        raise ValueError(f"a vector is not of numbers: {e}") from e
 
 
 def _answer(status: int, headers: Mapping[str, str], body: bytes, *, now: float, latency_ms: int) -> dict[str, Any]:

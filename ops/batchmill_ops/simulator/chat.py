@@ -44,6 +44,8 @@ class ChatRequest(NamedTuple):
     @property
     def cacheable_tokens(self) -> int:
         """Tokens of the first message that a provider would keep, 0 when it is short."""
+        if len(self.prefix) < _PROMPT_CACHE_TOKENS:  # a token has at least one character
+            return 0
         tokens = count_tokens(self.prefix)
         return tokens // 128 * 128 if tokens >= _PROMPT_CACHE_TOKENS else 0
 

@@ -183,7 +183,10 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _header(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
-    return next((value.decode("latin-1") for given, value in headers.items() if given.lower() == name), None)
+    for given in headers:
+        if given.lower() == name:
+            return headers[given].decode("latin-1")
+    return None
 
 
 def head(status: int, content_type: str, *, length: int | None, extra: str = "") -> bytes:

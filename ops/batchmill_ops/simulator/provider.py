@@ -82,13 +82,12 @@ class Provider:
 
     def _call(self, request: HttpRequest, path: str) -> Reply:
         call_id = f"{_ID_PREFIXES[path]}-{next(self._numbers)}"
-        headers = f"x-request-id: {call_id}\r\n"
         try:
             self._check_key(request)
             work = self._understand(request, path)
         except BadRequest as refused:
             self._book(request, call_id, path, status=refused.status)
-            return error_reply(refused.status, JSON, refused.body, headers=headers)
+            return error_reply(refused.status, JSON, refused.body, headers=self._headers(call_id))
         return self._within_limits(request, call_id, path, work) or self._answer(request, call_id, path, work)
 
     def _within_limits(self, request: HttpRequest, call_id: str, path: str, work: _Work) -> Reply | None:

@@ -62,14 +62,17 @@ _NEGATIVE_PARTS = """
 """
 _WORD_SCORES = dict.fromkeys(_NEGATIVE.split(), -1) | dict.fromkeys(_POSITIVE.split(), 1)
 _PART_SCORES = dict.fromkeys(_NEGATIVE_PARTS.split(), -1) | dict.fromkeys(_POSITIVE_PARTS.split(), 1)
-_SCORED = frozenset(_WORD_SCORES)
-_NEGATING = frozenset(_NEGATORS.split())
+# Words are looked up as UTF-8: splitting bytes by a table of 256 is several times faster than by str.translate.
+_BYTE_SCORES = {word.encode(): score for word, score in _WORD_SCORES.items()}
+_SCORED = frozenset(_BYTE_SCORES)
+_NEGATING = frozenset(word.encode() for word in _NEGATORS.split())
+_NO_WORD = bytes.maketrans(b'.,;:!?()[]{}"<>/|*_-', b" " * 20)
+_FANCY = str.maketrans(dict.fromkeys("“”„«»–—…¡¿", " ") | {"’": "'"})
 # Longest first, so that "not recommended" is found before "recommended" where one contains the other.
 _PARTS = re.compile("|".join(sorted(_PART_SCORES, key=len, reverse=True)))
 _SPACELESS = re.compile("[\u0590-\U0010ffff]")  # Hebrew and on; Latin, Greek and Cyrillic come before it
 _STARS = re.compile(r"([1-5])(?<!\d\d)\s*(?:/\s*5|stars?\b|sterne?\b|étoiles?\b|estrellas?\b|stelle\b)")
 _STAR = "★"
-_NO_WORD = str.maketrans(dict.fromkeys('.,;:!?()[]{}"“”„«»<>/|*_-–—…¡¿\n\t', " ") | {"’": "'"})
 
 
 def sentiment(text: str) -> str:
@@ -86,12 +89,13 @@ def sentiment(text: str) -> str:
 
 def _word_score(lowered: str) -> int:
     """Each known word counts once, turned round when one of the two words before it negates it."""
-    words = lowered.translate(_NO_WORD).split()
+    plain = lowered if lowered.isascii() else lowered.translate(_FANCY)
+    words = plain.encode().translate(_NO_WORD).split()
     score = 0
     for word in _SCORED.intersection(words):
         position = words.index(word)
         negated = not _NEGATING.isdisjoint(words[max(0, position - 2) : position])
-        score += -_WORD_SCORES[word] if negated else _WORD_SCORES[word]
+        score += -_BYTE_SCORES[word] if negated else _BYTE_SCORES[word]
     return score
 
 

@@ -14,6 +14,13 @@ from .prices import CHAT_MODEL, EMBED_MODEL
 
 _MAX_STREAM_CHUNKS = 16
 _FIRST_TOKEN_SHARE = 0.3  # of a streamed call's latency
+_CHAT_BODY = (
+    b'{"id":"%b","object":"chat.completion","created":%d,"model":"' + CHAT_MODEL.encode() + b'","choices":%b%b}'
+)
+_CHAT_CHOICES = (
+    b'[{"index":0,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":null,"finish_reason":"%b"}]'
+)
+_CHAT_USAGE = b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -44,29 +51,26 @@ class ChatAnswer(NamedTuple):
 
 
 def chat_reply(answer: ChatAnswer, sending: Sending) -> Reply:
-    """A whole chat completion."""
-    message = {"role": "assistant", "content": answer.text, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
-    body = {
-        "id": sending.call_id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": CHAT_MODEL,
-        "choices": spoiled([choice], sending.fault),
-        "usage": answer.usage,
-    }
-    return _body_reply(body, sending)
+    """A whole chat completion. Only the answer's text needs an encoder; the rest is filled into place."""
+    choices = _CHAT_CHOICES % (orjson.dumps(answer.text), answer.finish_reason.encode())
+    if sending.fault in ("malformed", "empty"):
+        choices = orjson.dumps(spoiled([], sending.fault))
+    tokens = (answer.input_tokens, answer.output_tokens, answer.input_tokens + answer.output_tokens)
+    usage = b"" if sending.fault == "nousage" else _CHAT_USAGE % (*tokens, answer.cached_input_tokens)
+    return _body_reply(_CHAT_BODY % (sending.call_id.encode(), int(time.time()), choices, usage), sending)
 
 
 def embedding_reply(data: list[dict[str, Any]], input_tokens: int, sending: Sending) -> Reply:
     """A whole answer to an embedding call."""
-    body = {
+    body: dict[str, Any] = {
         "object": "list",
         "data": spoiled(data, sending.fault),
         "model": EMBED_MODEL,
         "usage": {"prompt_tokens": input_tokens, "total_tokens": input_tokens},
     }
-    return _body_reply(body, sending)
+    if sending.fault == "nousage":
+        del body["usage"]
+    return _body_reply(orjson.dumps(body), sending)
 
 
 def stream_reply(answer: ChatAnswer, sending: Sending, *, include_usage: bool) -> Reply:
@@ -98,10 +102,7 @@ def spoiled(items: list[dict[str, Any]], fault: str | None) -> list[dict[str, An
     return [] if fault == "empty" else items
 
 
-def _body_reply(value: dict[str, Any], sending: Sending) -> Reply:
-    if sending.fault == "nousage":
-        del value["usage"]
-    body = orjson.dumps(value)
+def _body_reply(body: bytes, sending: Sending) -> Reply:
     start = head(200, JSON, length=len(body), extra=sending.headers)
     if sending.fault == "cut":
         return Reply((start + body[: len(body) // 2],), sending.latency_s, 0.0, Ending.CLOSE)

@@ -93,4 +93,5 @@ def queue(name: str) -> Queue:
 
 def publish(app: Celery, chunk_id: int, queue_name: str, label: str) -> None:
     """Rings for one chunk. Raises kombu.exceptions.OperationalError when the broker does not answer within seconds."""
-    app.send_task(RUN_CHUNK, args=(chunk_id,), queue=queue(queue_name), argsrepr=label, ignore_result=True)
+    to: Any = queue(queue_name)  # celery-types knows names only; Celery takes Queue objects too
+    app.send_task(RUN_CHUNK, args=(chunk_id,), queue=to, argsrepr=label, ignore_result=True)

@@ -15,6 +15,7 @@ from batchmill_core.errors import SchemaVersionError
 from .schema import SCHEMA_VERSION
 from .session import Database
 
+logging.getLogger("alembic").setLevel(logging.WARNING)
 _LOCK = 0x6261746368  # "batch", an arbitrary key for PostgreSQL's advisory lock
 
 
@@ -31,7 +32,6 @@ def upgrade(database: Database) -> str | None:
             config = Config()
             config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
             config.attributes["connection"] = conn
-            logging.getLogger("alembic").setLevel(logging.WARNING)
             command.upgrade(config, "head")
     return before
 

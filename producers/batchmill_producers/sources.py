@@ -82,6 +82,7 @@ class Source:
         self._limit = limit
         self._skip_bad_rows = skip_bad_rows
         self._id_column = id_column
+        self._first: Row | None = None
         self._peeked: tuple[Row, Iterator[Row]] | None = None
         self._was_read = False
 
@@ -115,11 +116,17 @@ class Source:
         if self.bad_row_count <= KEPT_BAD_ROWS:
             self.bad_rows.append(BadRow(line=line or 0, reason=reason))
 
+    @property
+    def first_input(self) -> Mapping[str, Any]:
+        """The first row as its source gave it. Raises as iterating does, if no row was read yet."""
+        return self._first_row().input
+
     def _first_row(self) -> Row:
-        if self._peeked is None:
+        if self._first is None:
             rows = iter(self)
-            self._peeked = next(rows), rows
-        return self._peeked[0]
+            self._first = next(rows)
+            self._peeked = self._first, rows
+        return self._first
 
     def _rows(self) -> Iterator[Row]:
         self.bad_rows, self.bad_row_count = [], 0

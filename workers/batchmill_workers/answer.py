@@ -1,0 +1,337 @@
+"""The way of one request: quota, engine, parse, validate, accept; or retry, hand back, give up.
+
+A unit is what one call covers: one row for chat, many for embeddings. Its calls are booked in the ledger before they
+are sent and ended with what is known of their cost; each row carries its share, so that rows sum to calls exactly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from batchmill_core.errors import CallError, CallState, CallTimeout, EngineFailed, MalformedResponse
+from batchmill_core.job import Step
+from batchmill_core.request import Completion, Request, RowStatus, TaskKind
+from batchmill_core.usage import Usage, cost, round_half_even, split, split_usage
+from batchmill_db.ledger import CallEnd
+from batchmill_db.results import NewResult
+
+from . import retry, validation
+
+_NS_PER_HOUR = 3_600_000_000_000
+_MESSAGE_CHARS = 500
+
+
+@dataclass(slots=True)
+class Item:
+    """One row on its way, with what its earlier calls of this round came to."""
+
+    row: int
+    request: Request
+    weight: int = 1  # its part of a call that covers several rows
+    sanitized: bool = False
+    replaces: RowStatus | None = None
+    calls: int = 0
+    cost_nanousd: int | None = None
+    unknown_nanousd: int | None = None
+    usage: Usage | None = None
+    seqs: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Unit:
+    """The rows of one call. ``seq`` is the booked call that is to be sent next, ``bound_nanousd`` the most it can cost."""
+
+    items: list[Item]
+    tries: int = 0
+    waits: int = 0
+    seq: int = 0
+    bound_nanousd: int | None = None
+    sending: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handback:
+    """Rows that cannot be finished here and now: they go on in a derived chunk after ``wait_s``."""
+
+    items: Sequence[Item]
+    wait_s: float = 0.0
+    error: str | None = None
+    next_step: bool = False
+
+
+class Way(Protocol):
+    """What the way of a request needs of the attempt that it belongs to."""
+
+    step: Step
+    task: TaskKind
+    rng: random.Random
+    validator: Any
+    more_steps: bool
+
+    async def send(self, unit: Unit) -> Completion:
+        """Waits for the quota, then asks the engine. Raises CallError, or `QuotaWait` when the wait is long."""
+
+    async def book_again(self, unit: Unit) -> bool:
+        """Books the next call of a unit; False when the attempt must not send any more."""
+
+    def save(self, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None: ...
+
+    def hand_back(self, handback: Handback) -> None: ...
+
+    def stop_account(self, error: CallError) -> None: ...
+
+    def stop_job(self, error: CallError) -> None: ...
+
+
+class QuotaWait(Exception):
+    """The account has no room for ``wait_s`` seconds, longer than a row should wait in the loop."""
+
+    def __init__(self, wait_s: float, reason: str) -> None:
+        super().__init__(reason)
+        self.wait_s = wait_s
+        self.reason = reason
+
+
+async def answer(unit: Unit, way: Way, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    """Answers a unit whose call is booked; its rows are saved or handed back when this returns."""
+    while True:
+        try:
+            completion = await way.send(unit)
+            rows = _accept(unit, completion, way)
+        except QuotaWait as wait:
+            way.save((), [_void(unit)])
+            way.hand_back(Handback(items=unit.items, wait_s=wait.wait_s, error=wait.reason))
+            return
+        except asyncio.CancelledError:
+            way.save((), [_abandoned(unit)])
+            way.hand_back(Handback(items=unit.items))
+            return
+        except CallError as error:
+            if not await _after_error(unit, error, way, sleep):
+                return
+        else:
+            end = _end(unit, way.step, state=_state_of(completion), completion=completion)
+            _share(unit, end)
+            way.save([_result(i, r, way.step) for i, r in zip(unit.items, rows, strict=True)], [end])
+            return
+
+
+async def _after_error(unit: Unit, error: CallError, way: Way, sleep: Callable[[float], Awaitable[None]]) -> bool:
+    """Books how the call ended and decides; True when the unit's next call is booked and may be sent."""
+    end = _failed_end(unit, way.step, error)
+    _share(unit, end)
+    unit.waits = unit.waits + 1 if error.waits else 0
+    unit.tries += 0 if error.waits else 1
+    decision = retry.decide(error, tries=unit.tries, max_retries=way.step.max_retries, waits=unit.waits, rng=way.rng)
+    if isinstance(decision, retry.GiveUp):
+        return await _give_up(unit, error, decision.status, end, way)
+    way.save((), [end])
+    if isinstance(decision, retry.Retry):
+        return await _wait_and_book(unit, decision.delay_s, way, sleep)
+    wait_s = decision.delay_s if isinstance(decision, retry.Snooze) else 0.0
+    if isinstance(decision, retry.StopAccount):
+        way.stop_account(error)
+    elif isinstance(decision, retry.StopJob):
+        way.stop_job(error)
+    way.hand_back(Handback(items=unit.items, wait_s=wait_s, error=f"{error.kind}: {error.message[:_MESSAGE_CHARS]}"))
+    return False
+
+
+async def _wait_and_book(unit: Unit, delay_s: float, way: Way, sleep: Callable[[float], Awaitable[None]]) -> bool:
+    try:
+        await sleep(delay_s)
+        booked = await way.book_again(unit)
+    except asyncio.CancelledError:
+        booked = False
+    if not booked:
+        way.hand_back(Handback(items=unit.items))
+    return booked
+
+
+async def _give_up(unit: Unit, error: CallError, status: RowStatus, end: CallEnd, way: Way) -> bool:
+    """The rows end here, unless another row of the same call may be at fault or the route goes on."""
+    if len(unit.items) > 1 and not error.retryable:
+        way.save((), [end])
+        middle = len(unit.items) // 2
+        for items in (unit.items[:middle], unit.items[middle:]):
+            half = Unit(items=items, tries=unit.tries - 1)
+            if await way.book_again(half):
+                await answer(half, way)
+            else:
+                way.hand_back(Handback(items=items))
+        return False
+    if way.more_steps:
+        way.save((), [end])
+        way.hand_back(Handback(items=unit.items, error=error.kind, next_step=True))
+        return False
+    answers = [_Answer(status=status, error=error) for _ in unit.items]
+    way.save([_result(i, a, way.step) for i, a in zip(unit.items, answers, strict=True)], [end])
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    status: RowStatus
+    output: str | None = None
+    embedding: bytes | None = None
+    sanitized: bool = False
+    completion: Completion | None = None
+    error: CallError | None = None
+
+
+def _accept(unit: Unit, completion: Completion, way: Way) -> list[_Answer]:
+    """One answer per row. Raises InvalidOutput or MalformedResponse when the completion is not usable."""
+    if way.task is TaskKind.EMBED:
+        if len(completion.vectors) != len(unit.items):
+            raise MalformedResponse(
+                f"{len(completion.vectors)} vectors for {len(unit.items)} inputs",
+                usage=completion.usage,
+                latency_ms=completion.latency_ms,
+                device_ns=completion.device_ns,
+            )
+        return [_Answer(status=RowStatus.OK, embedding=v, completion=completion) for v in completion.vectors]
+    status = validation.status_of(completion)
+    text = completion.text if completion.refusal is None else completion.refusal
+    if text is None:
+        return [_Answer(status=status, completion=completion)]
+    text, changed = validation.sanitize(text)
+    if status is RowStatus.OK and way.validator is not None:
+        text = _checked(text, completion, way)
+    return [_Answer(status=status, output=text, sanitized=changed, completion=completion)]
+
+
+def _checked(text: str, completion: Completion, way: Way) -> str:
+    try:
+        _, canonical = validation.check_output(text, way.validator)
+    except CallError as error:
+        error.usage, error.latency_ms, error.device_ns = completion.usage, completion.latency_ms, completion.device_ns
+        error.request_id = completion.request_id
+        error.call_state = _state_of(completion)
+        raise
+    return canonical
+
+
+def _state_of(completion: Completion) -> CallState:
+    known = completion.usage is not None or completion.device_ns is not None
+    return CallState.SETTLED if known else CallState.UNKNOWN
+
+
+def _end(unit: Unit, step: Step, *, state: CallState, completion: Completion) -> CallEnd:
+    return CallEnd(
+        seq=unit.seq,
+        state=state,
+        bound_nanousd=unit.bound_nanousd,
+        usage=completion.usage,
+        cost_nanousd=call_cost(step, completion.usage, completion.device_ns),
+        device_ns=completion.device_ns,
+        request_id=completion.request_id,
+        latency_ms=completion.latency_ms,
+        http_status=200 if step.account else None,
+    )
+
+
+def _failed_end(unit: Unit, step: Step, error: CallError) -> CallEnd:
+    settled = error.call_state is CallState.SETTLED
+    return CallEnd(
+        seq=unit.seq,
+        state=error.call_state,
+        bound_nanousd=unit.bound_nanousd,
+        usage=error.usage,
+        cost_nanousd=call_cost(step, error.usage, error.device_ns) if settled else None,
+        device_ns=error.device_ns,
+        wasted=settled,
+        error_kind=error.kind,
+        http_status=error.http_status,
+        request_id=error.request_id,
+        latency_ms=error.latency_ms,
+    )
+
+
+def _void(unit: Unit) -> CallEnd:
+    return CallEnd(seq=unit.seq, state=CallState.VOID, bound_nanousd=unit.bound_nanousd, error_kind="not_sent")
+
+
+def _abandoned(unit: Unit) -> CallEnd:
+    """A call that was cut off by a drain: void if it was not sent yet, else it may have been billed."""
+    if not unit.sending:
+        return _void(unit)
+    end = CallEnd(seq=unit.seq, state=CallState.UNKNOWN, bound_nanousd=unit.bound_nanousd, error_kind="abandoned")
+    _share(unit, end)
+    return end
+
+
+def call_cost(step: Step, usage: Usage | None, device_ns: int | None) -> int | None:
+    """Cost of one call in nano-USD: by tokens where the step has a price, else by device time, else unknown."""
+    if step.price is not None:
+        return None if usage is None else cost(usage, step.price)
+    if step.device_nanousd_per_hour is not None and device_ns is not None:
+        return round_half_even(device_ns * step.device_nanousd_per_hour, _NS_PER_HOUR)
+    return None
+
+
+def _share(unit: Unit, end: CallEnd) -> None:
+    """Gives each row its part of a call that was not void."""
+    if end.state is CallState.VOID:
+        return
+    count = len(unit.items)
+    if count == 1:
+        _add(unit.items[0], end.seq, end.usage, end.cost_nanousd, _unknown_of(end))
+        return
+    weights = [i.weight for i in unit.items]
+    usages: Sequence[Usage | None] = [None] * count if end.usage is None else split_usage(end.usage, weights)
+    costs: Sequence[int | None] = [None] * count if end.cost_nanousd is None else split(end.cost_nanousd, weights)
+    bound = _unknown_of(end)
+    bounds: Sequence[int | None] = [None] * count if bound is None else split(bound, weights)
+    for item, usage, money, unknown in zip(unit.items, usages, costs, bounds, strict=True):
+        _add(item, end.seq, usage, money, unknown)
+
+
+def _unknown_of(end: CallEnd) -> int | None:
+    return end.bound_nanousd if end.state is CallState.UNKNOWN else None
+
+
+def _add(item: Item, seq: int, usage: Usage | None, money: int | None, unknown: int | None) -> None:
+    item.calls += 1
+    item.seqs.append(seq)
+    if usage is not None:
+        item.usage = usage if item.usage is None else item.usage + usage
+    if money is not None:
+        item.cost_nanousd = money + (item.cost_nanousd or 0)
+    if unknown is not None:
+        item.unknown_nanousd = unknown + (item.unknown_nanousd or 0)
+
+
+def _result(item: Item, answer: _Answer, step: Step) -> NewResult:
+    completion, error = answer.completion, answer.error
+    return NewResult(
+        row=item.row,
+        status=answer.status,
+        output=answer.output,
+        embedding=answer.embedding,
+        finish_reason=None if completion is None else completion.finish_reason,
+        error_kind=None if error is None else error.kind,
+        error=None if error is None else validation.sanitize(error.message[:_MESSAGE_CHARS])[0],
+        raw=None if error is None or error.raw is None else validation.sanitize(error.raw)[0],
+        model=step.model,
+        account=step.account,
+        usage=item.usage,
+        cost_nanousd=item.cost_nanousd,
+        unknown_nanousd=item.unknown_nanousd,
+        calls=item.calls,
+        sanitized=item.sanitized or answer.sanitized,
+        latency_ms=None if completion is None else completion.latency_ms,
+        ttft_ms=None if completion is None else completion.ttft_ms,
+        seqs=tuple(item.seqs),
+        replaces=item.replaces,
+    )
+
+
+def as_call_error(fault: BaseException) -> CallError:
+    """Translates what an engine should not have raised, so that one row's trouble stays that row's."""
+    if isinstance(fault, TimeoutError):
+        return CallTimeout("the engine did not answer in time")
+    return EngineFailed(f"{type(fault).__name__}: {fault}"[:_MESSAGE_CHARS])

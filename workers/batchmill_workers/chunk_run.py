@@ -1,0 +1,409 @@
+"""One attempt of one chunk: claim, load, answer, record, release."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from batchmill_core import tokens
+from batchmill_core.errors import CallError
+from batchmill_core.job import Rows, Spec, Step
+from batchmill_core.payload import decode_frame
+from batchmill_core.request import Completion, Request, RowStatus, TaskKind
+from batchmill_core.usage import upper_bound, usd
+from batchmill_db import chunks, jobs, ledger, results
+from batchmill_db.chunks import Child, Claim
+from batchmill_db.ledger import CallEnd, NewCall, Past, Reservation
+from batchmill_db.results import NewResult
+from batchmill_db.session import Connection
+
+from . import validation
+from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error
+from .failpoints import failpoint
+from .lanes import LINE_S, LONG_PAUSE_S, Lane
+from .recorder import Recorder, not_sent
+
+log = logging.getLogger(__name__)
+
+_MS = 1000
+_BUDGET_POLL_S = 0.2
+_INTERNAL_WAIT_S = 30.0
+_NS_PER_HOUR = 3_600_000_000_000
+
+
+class Host(Protocol):
+    """What an attempt needs of the process it runs in."""
+
+    recorder: Recorder
+    worker_id: str
+    worker_name: str
+    lease_ms: int
+    runs: dict[int, ChunkRun]
+    draining: bool
+
+    def lane(self, step: Step) -> Lane: ...
+
+    def stop_account(self, account: str, error: CallError) -> Awaitable[None]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A claimed chunk with all that SQL knows of its rows."""
+
+    claim: Claim
+    frames: Sequence[tuple[int, int, bytes]]
+    finished: set[int]
+    past: Mapping[int, Past]
+    replaced: Mapping[int, RowStatus]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What came of an attempt, in words for Flower."""
+
+    text: str
+    queue: str | None = None
+
+
+def claim_and_load(conn: Connection, chunk_id: int, worker_id: str, lease_ms: int) -> Loaded | None:
+    """Claims a chunk and reads what its rows need; None when it is not to be had."""
+    claim = chunks.claim(conn, chunk_id, worker_id, lease_ms=lease_ms)
+    if claim is None:
+        return None
+    fresh = claim.fresh
+    return Loaded(
+        claim=claim,
+        frames=jobs.requests_of(conn, claim.job_id, claim.rows),
+        finished=set() if fresh else results.finished(conn, claim.job_id, claim.rows, claim.round),
+        past={} if fresh else ledger.past_of(conn, claim.job_id, claim.rows, claim.round),
+        replaced={} if claim.round == 1 else results.earlier(conn, claim.job_id, claim.rows, claim.round),
+    )
+
+
+class ChunkRun:
+    """One attempt, on the event loop. `run` answers what came of it; `stop` makes it hand back what is not sent."""
+
+    def __init__(self, host: Host, loaded: Loaded) -> None:
+        self.host = host
+        self.claim = loaded.claim
+        self.spec = Spec.from_dict(orjson.loads(loaded.claim.spec))
+        self.step = self.spec.steps[loaded.claim.step]
+        self.task = self.spec.task
+        self.more_steps = loaded.claim.step + 1 < len(self.spec.steps)
+        self.validator = None if self.spec.schema is None else validation.compile_schema(self.spec.schema)
+        self.rng = random.Random()
+        self.stopping: str | None = None
+        self.attempt = host.recorder.attempt(loaded.claim)
+        self._lane = host.lane(self.step)
+        self._loaded = loaded
+        self._seqs = itertools.count(1)
+        self._tasks: dict[asyncio.Task[None], Unit] = {}
+        self._handbacks: list[Handback] = []
+        self._asides: list[asyncio.Future[Any]] = []
+        self._fed = 0  # units that were booked and sent on their way
+        self._wait_s = 0.0
+        self._began = time.monotonic()
+        self._counts: Counter[RowStatus] = Counter()
+        self._tokens = 0
+        self._cost = 0
+
+    async def run(self) -> Summary:
+        """Sends every row that has no final result yet, and ends the attempt."""
+        self.host.runs[self.claim.chunk_id] = self
+        try:
+            await self._feed_safely(self._units())
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            await self._release()
+        finally:
+            self.host.runs.pop(self.claim.chunk_id, None)
+        return Summary(text=self._words(), queue=self.claim.queue)
+
+    def stop(self, reason: str) -> None:
+        """Sends nothing more: what waits is handed back, what is in flight may finish. Idempotent."""
+        if self.stopping is None:
+            self.stopping = reason
+            for task, unit in self._tasks.items():
+                if not unit.sending:
+                    task.cancel()
+
+    def abandon(self) -> None:
+        """Cuts off the calls in flight: their cost stays unknown with its bound."""
+        self.stop("grace is over")
+        for task in self._tasks:
+            task.cancel()
+
+    @property
+    def in_flight(self) -> int:
+        return sum(u.sending for u in self._tasks.values())
+
+    # feeding
+
+    def _units(self) -> list[Unit]:
+        loaded = self._loaded
+        items = [
+            self._item(row, line) for row, line in _lines(loaded.frames, self.claim.rows) if row not in loaded.finished
+        ]
+        size = self._lane.embed_rows if self.task is TaskKind.EMBED else 1
+        groups = [items[i : i + size] for i in range(0, len(items), size)]
+        return [Unit(items=g, tries=max(self._past(i.row).tries for i in g)) for g in groups]
+
+    def _past(self, row: int) -> Past:
+        return self._loaded.past.get(row) or Past()
+
+    def _item(self, row: int, line: bytes) -> Item:
+        payload = orjson.loads(line)
+        past = self._past(row)
+        return Item(
+            row=row,
+            request=Request.from_payload(payload, task=self.task),
+            weight=len(line),
+            replaces=self._loaded.replaced.get(row),
+            calls=past.calls,
+            cost_nanousd=past.cost_nanousd,
+            unknown_nanousd=past.unknown_nanousd,
+            usage=past.usage,
+        )
+
+    async def _feed_safely(self, units: Sequence[Unit]) -> None:
+        """Feeds; a fault of our own loses no row: what was not sent is handed back, and the log says why."""
+        try:
+            await self._feed(units)
+        except Exception as fault:
+            log.exception("feeding_failed job=%d chunk=%d", self.claim.job_id, self.claim.chunk_id)
+            self.stop("internal error")
+            rest = [i for u in units[self._fed :] for i in u.items]
+            self.hand_back(Handback(items=rest, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500]))
+
+    async def _feed(self, units: Sequence[Unit]) -> None:
+        window = self._lane.window
+        while self._fed < len(units) and not self._stopped():
+            batch = units[self._fed : self._fed + self._lane.book_rows]
+            await window.take(len(batch))
+            await self._line()
+            await self.host.recorder.room()
+            booked = 0 if self._stopped() else await self._book(batch)
+            failpoint("after_reserve")
+            for unit in batch[:booked]:
+                self._spawn(unit)
+            window.give(len(batch) - booked)
+            self._fed += booked
+        rest = [i for u in units[self._fed :] for i in u.items]
+        if rest:
+            self.hand_back(Handback(items=rest, wait_s=self._wait_s, error=self.stopping))
+
+    async def _line(self) -> None:
+        """Waits while the rows before these stand in line for the account's rates; a long pause ends the attempt."""
+        while not self._stopped():
+            if (pause_s := self._lane.pause_s()) > LONG_PAUSE_S:
+                self._wait_s = pause_s
+                self.stop(f"the provider asked to wait {pause_s:.0f} s")
+            elif (line_s := self._lane.line_s(self.step)) > LINE_S:
+                await asyncio.sleep(min(line_s - LINE_S, 1.0))
+            else:
+                return
+
+    def _stopped(self) -> bool:
+        if self.stopping is None and self.host.draining:
+            self.stopping = "drain"
+        if self.stopping is None and self.attempt.lost:
+            self.stopping = "lease lost"
+        return self.stopping is not None
+
+    def _spawn(self, unit: Unit) -> None:
+        task = asyncio.get_running_loop().create_task(answer(unit, self))
+        self._tasks[task] = unit
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        unit = self._tasks.pop(task)
+        self._lane.window.give()
+        if task.cancelled():  # before it ran at all
+            self.save((), [not_sent(unit.seq, unit.bound_nanousd)])
+            self.hand_back(Handback(items=unit.items))
+        elif (fault := task.exception()) is not None:
+            log.error("row_way_failed job=%d rows=%s", self.claim.job_id, [i.row for i in unit.items], exc_info=fault)
+            self.stop("internal error")
+            self.hand_back(
+                Handback(items=unit.items, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500])
+            )
+
+    # booking
+
+    async def _book(self, units: Sequence[Unit]) -> int:
+        """Books the next call of each unit; answers how many may be sent, waiting for the budget if it must."""
+        calls = [self._call(u) for u in units]
+        while True:
+            reservation = await self.host.recorder.reserve(calls, budgeted=self.claim.budgeted)
+            if reservation.accepted or reservation.refusal is None:
+                return reservation.accepted
+            if not await self._may_wait(reservation, calls[0]):
+                return 0
+
+    async def _may_wait(self, reservation: Reservation, first: NewCall) -> bool:
+        refusal = reservation.refusal
+        if refusal is None or refusal.reason != "budget":
+            self.stop("lease lost" if refusal is not None and refusal.reason == "lost" else "the job was stopped")
+            return False
+        if self._tasks:  # what is in flight here may turn out cheaper than its bound
+            await asyncio.wait(self._tasks, timeout=_BUDGET_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0.06)  # the recorder settles it within a group commit
+            return not self._stopped()
+        need = first.bound_nanousd or 0
+        paused = await self.host.recorder.run(lambda conn: jobs.pause_if_spent(conn, self.claim.job_id, need))
+        self._wait_s = 0.0 if paused else 1.0
+        self.stop("budget")
+        return False
+
+    def _call(self, unit: Unit) -> NewCall:
+        unit.seq = next(self._seqs)
+        unit.bound_nanousd = self._bound(unit)
+        return NewCall(
+            chunk_id=self.claim.chunk_id,
+            fence=self.claim.fence,
+            seq=unit.seq,
+            job_id=self.claim.job_id,
+            round=self.claim.round,
+            rows=Rows.of(i.row for i in unit.items) if len(unit.items) > 1 else Rows.span(unit.items[0].row, 1),
+            model=self.step.model,
+            worker=self.host.worker_name,
+            account=self.step.account,
+            bound_nanousd=unit.bound_nanousd,
+            price_version=None if self.step.price is None else self.step.price.version,
+        )
+
+    def _bound(self, unit: Unit) -> int | None:
+        """The most that the unit's next call can cost; None without a price or without max_tokens."""
+        step = self.step
+        if step.price is None:
+            if step.device_nanousd_per_hour is None:
+                return None
+            return -(-int(step.timeout_s * 1e9) * step.device_nanousd_per_hour // _NS_PER_HOUR)
+        output = (
+            0 if self.task is TaskKind.EMBED else output_bound({**self.spec.params, **unit.items[0].request.params})
+        )
+        if output is None:
+            return None
+        prompt = sum(tokens.upper_bound_tokens(i.request) for i in unit.items)
+        return upper_bound(step.price, input_tokens=prompt, output_tokens=output)
+
+    # the way of a request: see answer.Way
+
+    async def send(self, unit: Unit) -> Completion:
+        request = self._request(unit)
+        try:
+            completion = await self._lane.send(request, self.step, unit)
+        except (CallError, QuotaWait):
+            raise
+        except Exception as fault:  # an engine's own bug or a plug-in's: it stays this row's trouble
+            raise as_call_error(fault) from fault
+        failpoint("after_call")
+        return completion
+
+    def _request(self, unit: Unit) -> Request:
+        first = unit.items[0].request
+        params = {**self.spec.params, **first.params} if first.params else self.spec.params
+        inputs = first.inputs if len(unit.items) == 1 else tuple(t for i in unit.items for t in i.request.inputs)
+        return Request(
+            task=self.task,
+            messages=first.messages,
+            inputs=inputs,
+            params=params,
+            model=self.step.upstream,
+            schema=self.spec.schema,
+            stream=self.spec.stream,
+        )
+
+    async def book_again(self, unit: Unit) -> bool:
+        return not self._stopped() and await self._book([unit]) == 1
+
+    def save(self, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None:
+        for r in rows:
+            self._counts[r.status] += 1
+        for e in ends:
+            self._tokens += 0 if e.usage is None else e.usage.total
+            self._cost += e.cost_nanousd or 0
+        self.host.recorder.put(self.attempt, rows, ends)
+
+    def hand_back(self, handback: Handback) -> None:
+        self._handbacks.append(handback)
+
+    def stop_account(self, error: CallError) -> None:
+        self.stop(f"account stopped: {error.kind}")
+        if self.step.account is not None:
+            self._aside(self.host.stop_account(self.step.account, error))
+
+    def stop_job(self, error: CallError) -> None:
+        if self.stopping is None:
+            self.stop(f"job stopped: {error.kind}")
+            reason = f"{self.step.model}: {error.message}"
+            self._aside(
+                self.host.recorder.run(lambda conn: jobs.pause(conn, self.claim.job_id, kind=error.kind, reason=reason))
+            )
+
+    def _aside(self, work: Awaitable[Any]) -> None:
+        """Starts SQL work that the attempt waits for before it ends."""
+        self._asides.append(asyncio.ensure_future(work))
+
+    # ending
+
+    async def _release(self) -> None:
+        for fault in await asyncio.gather(*self._asides, return_exceptions=True):
+            if isinstance(fault, Exception):
+                log.error("stop_not_saved job=%d error=%s", self.claim.job_id, fault)
+        failpoint("before_release")
+        await self.host.recorder.release(self.attempt, self._children())
+        failpoint("after_release")
+
+    def _children(self) -> list[Child]:
+        """Handed-back rows by (step, when): waits are rounded up to whole seconds so that rows come back together."""
+        groups: dict[tuple[int, int], list[Handback]] = {}
+        for h in self._handbacks:
+            step = self.claim.step + (1 if h.next_step else 0)
+            groups.setdefault((step, _MS * -int(-h.wait_s // 1)), []).append(h)
+        children = []
+        for (step, wait_ms), handbacks in sorted(groups.items()):
+            rows = Rows.of(i.row for h in handbacks for i in h.items)
+            error = next((h.error for h in handbacks if h.error), None)
+            children.append(
+                Child(rows=rows, queue=self.spec.steps[step].queue, step=step, wait_ms=wait_ms, error=error)
+            )
+        return children
+
+    def _words(self) -> str:
+        seconds = max(time.monotonic() - self._began, 1e-6)
+        done = sum(self._counts.values())
+        parts = [", ".join(f"{n} {s.value}" for s, n in self._counts.most_common()) or "0 rows"]
+        if back := sum(len(h.items) for h in self._handbacks):
+            parts.append(f"{back} handed back ({self.stopping or 'waiting'})")
+        parts.append(f"{self._tokens:,} tok")
+        parts.append(f"${float(usd(self._cost) or 0):.4f}")
+        parts.append(f"{done / seconds:,.0f} rows/s")
+        return " · ".join(parts)
+
+
+def output_bound(params: Mapping[str, Any]) -> int | None:
+    """The most tokens that an answer can have, over all choices; None when nothing bounds it."""
+    most = params.get("max_completion_tokens", params.get("max_tokens"))
+    if not isinstance(most, int):
+        return None
+    choices = params.get("n", 1)
+    return most * (choices if isinstance(choices, int) and choices > 0 else 1)
+
+
+def _lines(frames: Sequence[tuple[int, int, bytes]], rows: Rows) -> Iterator[tuple[int, bytes]]:
+    """(row, its request as JSON) for the wanted rows, from payload frames in row order."""
+    wanted = set(rows)
+    for first, _, frame in frames:
+        for offset, line in enumerate(decode_frame(frame)):
+            if first + offset in wanted:
+                yield first + offset, line

@@ -1,0 +1,154 @@
+"""The engines of this process, each with its window: what the rows of a queue are sent through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from batchmill_core import tokens
+from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
+from batchmill_core.engine import Engine, engine_class
+from batchmill_core.errors import ConfigurationError
+from batchmill_core.job import Step
+from batchmill_core.request import Completion, Request
+from batchmill_core.settings import Settings, api_key
+
+from .answer import QuotaWait, Unit
+from .api import quota as api_quota
+from .api.engine import ApiEngine
+from .window import Window
+
+EMBED_ROWS = 64
+LONG_PAUSE_S = 5.0
+LINE_S = 2.5  # rows are not booked while those before them wait longer than this for the account's rates
+
+
+class Lane(Protocol):
+    """One engine with its window. ``embed_rows`` is how many rows one embedding call covers."""
+
+    window: Window
+    embed_rows: int
+    book_rows: int  # how many rows are booked in the ledger together, before they stand in line
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def line_s(self, step: Step) -> float:
+        """How long a row booked now would wait for rates, in seconds."""
+
+    def pause_s(self) -> float:
+        """For how long the provider asked everybody to wait, in seconds."""
+
+    async def send(self, request: Request, step: Step, unit: Unit) -> Completion: ...
+
+    def describe(self) -> str | None:
+        """Why it waits just now, for people; None when it does not."""
+
+
+class ApiLane:
+    """One provider account."""
+
+    embed_rows = EMBED_ROWS
+
+    def __init__(self, account: Account, catalog: Catalog, settings: Settings) -> None:
+        self.account = account
+        models = [m for m in catalog.models.values() if m.account == account.name]
+        self.engine = ApiEngine(account, lambda: api_key(account, folder=settings.home), models=models)
+        self.window = Window.for_capacity(account.max_in_flight)
+        self.book_rows = min(self.window.batch, _line_rows([account.limits, *(m.limits for m in models)]))
+        self._counts_tokens = any(x.tokens_per_minute for x in (account.limits, *(m.limits for m in models)))
+
+    async def start(self) -> None:
+        await self.engine.start()
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    def line_s(self, step: Step) -> float:
+        return self.engine.quota.line_s(step.upstream)
+
+    def pause_s(self) -> float:
+        return self.engine.quota.paused_s
+
+    async def send(self, request: Request, step: Step, unit: Unit) -> Completion:
+        estimate = tokens.estimate_tokens(request)[1] if self._counts_tokens else 0
+        try:
+            async with self.engine.quota.admit(step.upstream, estimate) as permit:
+                unit.sending = True
+                completion = await self.engine.complete(request)
+                if self._counts_tokens and completion.usage is not None:
+                    permit.used(completion.usage.total)
+                unit.sending = False
+                return completion
+        except api_quota.QuotaWait as wait:
+            raise QuotaWait(wait.wait_s, str(wait)) from wait
+
+    def describe(self) -> str | None:
+        quota = self.engine.quota
+        if quota.paused_s > 0:
+            return f"account {self.account.name}: the provider asked to wait {quota.paused_s:.0f} s more"
+        if quota.waiting and quota.adaptive.limit < self.account.max_in_flight:
+            return f"account {self.account.name}: throttled to {quota.adaptive.limit} calls in flight"
+        return None
+
+
+class LocalLane:
+    """One model on one device of this host."""
+
+    embed_rows = EMBED_ROWS
+
+    def __init__(self, entry: ModelEntry, device: str) -> None:
+        if entry.engine is None:
+            raise ConfigurationError(f"model {entry.name!r} has no engine; it is served by account {entry.account!r}")
+        build: type = engine_class(entry.engine)
+        self.engine: Engine = build(model=entry, device=device)
+        self.window = Window.for_capacity(self.engine.capacity_rows)
+        self.book_rows = self.window.batch
+
+    async def start(self) -> None:
+        await self.engine.start()
+        self.window = Window.for_capacity(self.engine.capacity_rows)
+        self.book_rows = self.window.batch
+
+    async def close(self) -> None:
+        await self.engine.close()
+
+    def line_s(self, step: Step) -> float:
+        return 0.0
+
+    def pause_s(self) -> float:
+        return 0.0
+
+    async def send(self, request: Request, step: Step, unit: Unit) -> Completion:
+        unit.sending = True
+        async with asyncio.timeout(step.timeout_s):
+            completion = await self.engine.complete(request)
+        unit.sending = False
+        return completion
+
+    def describe(self) -> str | None:
+        return None
+
+
+def _line_rows(limits: Sequence[Limits]) -> int:
+    """How many rows the slowest of these rates lets through within `LINE_S`; 1 at least."""
+    rates = [x.requests_per_second for x in limits if x.requests_per_second is not None]
+    rates += [x.requests_per_minute / 60 for x in limits if x.requests_per_minute is not None]
+    return max(1, int(min(rates, default=1e6) * LINE_S))
+
+
+def lanes_for(settings: Settings, queues: tuple[str, ...], device: str) -> Mapping[str, Lane]:
+    """A lane per queue, not started. Raises ConfigurationError for a queue that the catalogue does not have."""
+    catalog = settings.catalog
+    lanes: dict[str, Lane] = {}
+    for name in queues:
+        wing, _, rest = name.partition(".")
+        if wing == "api":
+            lanes[name] = ApiLane(catalog.account(rest), catalog, settings)
+        elif wing == "gpu":
+            lanes[name] = LocalLane(catalog.model(rest), device)
+        else:
+            raise ConfigurationError(f"queue {name!r} is neither api.ACCOUNT nor gpu.MODEL")
+    return lanes

@@ -1,0 +1,281 @@
+"""One worker process from start to drain: its event loop, engines, recorder, heartbeat and dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import uvloop
+from celery import Celery
+
+from batchmill_core.broker import publish
+from batchmill_core.errors import BatchmillError, CallError, ConfigurationError
+from batchmill_core.job import Step
+from batchmill_core.settings import Settings
+from batchmill_db import chunks, migrate, telemetry
+from batchmill_db.chunks import Child, Doorbell
+from batchmill_db.session import Database
+from batchmill_db.telemetry import WorkerRecord
+
+from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
+from .dispatcher import AGAIN_AFTER_MS, WINDOW_EXTRA, Cadence, Dispatcher
+from .failpoints import failpoint
+from .heartbeat import Heartbeat
+from .lanes import ApiLane, Lane, lanes_for
+from .probe import PROBE_AFTER_MS, Prober
+from .recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+UNFIT_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: starting again will not help
+PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
+DEVICE_VARIABLE = "BATCHMILL_DEVICE"
+_MS = 1000
+_MISFIT_WAIT_MS = 30_000
+
+
+class WorkerProcess:
+    """Everything that a worker process has beside Celery. The Host of its chunk runs."""
+
+    def __init__(self, settings: Settings, app: Celery, *, name: str, queues: Sequence[str], slots: int) -> None:
+        self.settings = settings
+        self.worker_id = uuid.uuid4().hex
+        self.worker_name = name
+        self.lease_ms = int(settings.lease_s * _MS)
+        self.queues = tuple(queues)
+        self.slots = slots
+        self.runs: dict[int, ChunkRun] = {}
+        self.draining = False
+        self._state = "starting"
+        self._app = app
+        self._device = os.environ.get(DEVICE_VARIABLE, "cpu")
+        self._lanes: dict[str, Lane] = {}
+        self._busy = 0
+        self._busy_lock = threading.Lock()
+        self._stopped_accounts: set[str] = set()
+        self.database = Database(settings.database_address, pool_size=6)
+        self.loop = uvloop.new_event_loop()
+        self.recorder = Recorder(self.database, self.loop)
+        self._loop_thread = threading.Thread(target=self._turn_loop, name="event-loop", daemon=True)
+        self.heartbeat = Heartbeat(
+            self.database,
+            self.loop,
+            worker_id=self.worker_id,
+            runs=self.runs,
+            describe=self._describe,
+            beat_s=settings.beat_s,
+            lease_ms=self.lease_ms,
+        )
+        self.dispatcher = Dispatcher(
+            self.database,
+            holder=self.worker_id,
+            ring=self._ring,
+            take=self._take,
+            queues=self.queues,
+            cadence=Cadence(
+                publish_s=settings.publish_every_s, reap_s=settings.reap_every_s, beat_ms=int(settings.beat_s * _MS)
+            ),
+        )
+        self.prober: Prober | None = None
+
+    # start
+
+    def start(self) -> None:
+        """Loads and starts everything before the first claim. Raises ConfigurationError when it is unfit."""
+        migrate.check(self.database)
+        lanes = lanes_for(self.settings, self.queues, self._device)
+        self._register()
+        self._loop_thread.start()
+        self.recorder.start()
+        self.heartbeat.start()
+        began = time.monotonic()
+        try:
+            for name, lane in lanes.items():
+                self.call(lane.start())
+                self._lanes[name] = lane
+        except BatchmillError as fault:
+            self._say_unfit(str(fault))
+            raise
+        load_ms = int((time.monotonic() - began) * _MS)
+        self._state = "ready"
+        self.database.run(lambda conn: telemetry.beat(conn, self.worker_id, state="ready", load_ms=load_ms))
+        self.prober = Prober(
+            self.database, [lane.account for lane in lanes.values() if isinstance(lane, ApiLane)], self.settings
+        )
+        self.prober.start()
+        self.dispatcher.start()
+        log.info(
+            "worker_ready name=%s queues=%s slots=%d load_ms=%d", self.worker_name, self.queues, self.slots, load_ms
+        )
+
+    def _register(self) -> None:
+        record = WorkerRecord(
+            id=self.worker_id,
+            name=self.worker_name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            wing=self.queues[0].partition(".")[0],
+            queues=self.queues,
+            slots=self.slots,
+            device=self._device,
+            version=version("batchmill"),
+        )
+        self.database.run(lambda conn: telemetry.register(conn, record))
+
+    def _say_unfit(self, reason: str) -> None:
+        self._state = "unfit"
+        self.database.run(lambda conn: telemetry.beat(conn, self.worker_id, state="unfit", reason=reason))
+
+    def _turn_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Runs a coroutine on the loop and waits for it, from another thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    # work
+
+    def run_chunk(self, chunk_id: int) -> str:
+        """Runs one chunk if it is to be had; the words are for Flower. Called on a Celery thread."""
+        if self.draining:
+            return "draining: left for others"
+        with self._busy_lock:
+            self._busy += 1
+        try:
+            summary: Summary = self.call(self._run(chunk_id))
+        finally:
+            with self._busy_lock:
+                self._busy -= 1
+        if summary.queue is not None and not self.draining:
+            self._ring_next(summary.queue)
+        return summary.text
+
+    async def _run(self, chunk_id: int) -> Summary:
+        loaded = await self.recorder.run(lambda conn: claim_and_load(conn, chunk_id, self.worker_id, self.lease_ms))
+        if loaded is None:
+            return Summary(text="nothing to do: taken, done or not open")
+        failpoint("after_claim")
+        try:
+            run = ChunkRun(self, loaded)
+        except BatchmillError as fault:
+            return await self._misfit(loaded, fault)
+        return await run.run()
+
+    async def _misfit(self, loaded: Loaded, fault: BatchmillError) -> Summary:
+        """A chunk that this worker is not configured for goes back, for one that is."""
+        claim = loaded.claim
+        log.error("chunk_handed_back chunk=%d job=%d error=%s", claim.chunk_id, claim.job_id, fault)
+        child = Child(rows=claim.rows, queue=claim.queue, step=claim.step, wait_ms=_MISFIT_WAIT_MS, error=str(fault))
+        await self.recorder.release(self.recorder.attempt(claim), [child])
+        return Summary(text=f"handed back: {fault}")
+
+    def _take(self, chunk_id: int) -> bool:
+        """Runs a chunk without a message, if a slot is free; for when the broker is away or lost one."""
+        if self.draining or self._state != "ready" or self._busy >= self.slots:
+            return False
+        threading.Thread(target=self.run_chunk, args=(chunk_id,), name=f"chunk-{chunk_id}", daemon=True).start()
+        return True
+
+    def lane(self, step: Step) -> Lane:
+        lane = self._lanes.get(step.queue)
+        if lane is None:
+            raise ConfigurationError(f"this worker serves {', '.join(self.queues)}, not {step.queue}")
+        return lane
+
+    def _ring(self, bell: Doorbell) -> None:
+        publish(self._app, bell.chunk_id, bell.queue, bell.label)
+
+    def _ring_next(self, queue: str) -> None:
+        window = self.dispatcher.windows.get(queue, self.slots + WINDOW_EXTRA)
+        bells = self.database.run(
+            lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=AGAIN_AFTER_MS)
+        )
+        for bell in bells:
+            self.dispatcher.ring(bell)
+
+    async def stop_account(self, account: str, error: CallError) -> None:
+        """Stops a provider account for all hosts, with one message."""
+        reason = f"{error.kind}: {error.message}"[:500]
+        for run in self.runs.values():
+            if run.step.account == account:
+                run.stop(f"account stopped: {error.kind}")
+        stopped = await self.recorder.run(
+            lambda conn: telemetry.stop_account(
+                conn, account, kind=error.kind, reason=reason, probe_after_ms=PROBE_AFTER_MS
+            )
+        )
+        if stopped:
+            log.error("account_stopped account=%s reason=%s", account, reason)
+
+    def _describe(self) -> tuple[str, int, str | None]:
+        waits = [w for w in (lane.describe() for lane in list(self._lanes.values())) if w]
+        return self._state, sum(r.in_flight for r in list(self.runs.values())), "; ".join(waits) or None
+
+    # stop
+
+    def drain(self) -> None:
+        """Sends nothing more; what is in flight may finish within the grace. Safe in a signal handler, idempotent."""
+        if self.draining:
+            return
+        self.draining = True
+        self._state = "draining"
+        self.loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        for run in list(self.runs.values()):
+            run.stop("drain")
+        self.loop.call_later(self.settings.drain_s, self._grace_over)
+
+    def _grace_over(self) -> None:
+        for run in list(self.runs.values()):
+            run.abandon()
+
+    def stop(self) -> None:
+        """Ends all threads after the last chunk was released. Idempotent."""
+        self.draining = True
+        deadline = time.monotonic() + self.settings.drain_s + 5
+        while self._busy and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.dispatcher.stop()
+        if self.prober is not None:
+            self.prober.stop()
+        for lane in self._lanes.values():
+            self.call(lane.close())
+        self.recorder.stop()
+        self.heartbeat.stop()
+        self.database.run(lambda conn: telemetry.bury(conn, [self.worker_id]), patience_s=5)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.database.close()
+
+
+def watch_parent() -> None:
+    """Drains this process when the parent that started it is gone: the pipe that it holds open then closes."""
+    fd = os.environ.get(PARENT_FD_VARIABLE)
+    if fd is None:
+        return
+
+    def wait() -> None:
+        while os.read(int(fd), 1):
+            continue
+        log.warning("parent_gone; draining")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def exit_unfit(fault: Exception) -> None:
+    """Ends the process with one sentence: starting it again would fail the same way."""
+    sys.stderr.write(f"batchmill worker: {fault}\n")
+    sys.stderr.flush()
+    os._exit(UNFIT_EXIT_CODE)

@@ -1,0 +1,61 @@
+"""What `celery -A batchmill_workers.tasks worker` runs: the application and its one task."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from celery import signals
+from celery.platforms import SecurityWarning
+
+from batchmill_core.broker import RUN_CHUNK, make_celery
+from batchmill_core.errors import BatchmillError
+from batchmill_core.settings import load_settings
+
+from .lifecycle import WorkerProcess, exit_unfit, watch_parent
+
+# Celery warns root of pickle; messages here are JSON and hold one number.
+warnings.filterwarnings("ignore", category=SecurityWarning)
+
+settings = load_settings()
+app = make_celery(settings)
+_process: list[WorkerProcess] = []
+
+
+@app.task(name=RUN_CHUNK)
+def run_chunk(chunk_id: int) -> str:
+    """Answers the rows of one chunk. The message is a doorbell: SQL decides whether there is something to do."""
+    return _process[0].run_chunk(chunk_id)
+
+
+@signals.setup_logging.connect
+def _set_up_logging(**_: Any) -> None:
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("kombu", "celery.worker.strategy", "celery.app.trace", "celery.bootsteps"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@signals.celeryd_after_setup.connect
+def _start(sender: str, instance: Any, **_: Any) -> None:
+    process = WorkerProcess(
+        settings, app, name=sender, queues=sorted(instance.app.amqp.queues.consume_from), slots=instance.concurrency
+    )
+    try:
+        process.start()
+    except BatchmillError as fault:
+        exit_unfit(fault)
+    _process.append(process)
+    watch_parent()
+
+
+@signals.worker_shutting_down.connect
+def _drain(**_: Any) -> None:
+    for process in _process:
+        process.drain()
+
+
+@signals.worker_shutdown.connect
+def _stop(**_: Any) -> None:
+    for process in _process:
+        process.stop()

@@ -1,0 +1,117 @@
+"""``--devices`` is read into slots, or refused in one clear sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from batchmill_core.errors import ConfigurationError
+from batchmill_workers.gpu import listing
+from batchmill_workers.gpu.devices import Device, cores_of_quota, parse_devices
+
+GPUS = (
+    Device(index="0", uuid="GPU-aaa", name="NVIDIA L4", memory_mib=23034),
+    Device(index="1", uuid="GPU-bbb", name="NVIDIA L4", memory_mib=23034),
+)
+QUERY = "0, GPU-aaa, NVIDIA A100, 40960\n1, GPU-bbb, NVIDIA A100, [N/A]\n"
+LISTING = """\
+GPU 0: NVIDIA A100 (UUID: GPU-aaa)
+  MIG 3g.20gb     Device  0: (UUID: MIG-one)
+  MIG 3g.20gb     Device  1: (UUID: MIG-two)
+GPU 1: NVIDIA A100 (UUID: GPU-bbb)
+"""
+
+
+def test_all_gives_every_gpu_a_slot_of_its_own() -> None:
+    slots = parse_devices("all", GPUS)
+
+    assert [(slot.name, slot.devices) for slot in slots] == [("gpu0", ("GPU-aaa",)), ("gpu1", ("GPU-bbb",))]
+
+
+def test_a_slot_is_pinned_by_uuid_in_bus_order() -> None:
+    (slot,) = parse_devices("1", GPUS)
+
+    assert slot.environment() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "GPU-bbb"}
+    assert slot.engine_device == "cuda:0"
+
+
+def test_gpus_joined_by_a_plus_are_one_slot() -> None:
+    (slot,) = parse_devices("0+1", GPUS)
+
+    assert slot.name == "gpu0+1"
+    assert slot.environment()["CUDA_VISIBLE_DEVICES"] == "GPU-aaa,GPU-bbb"
+
+
+def test_a_gpu_may_be_named_by_its_uuid() -> None:
+    (slot,) = parse_devices("GPU-bbb", GPUS)
+
+    assert slot.worker_name("host7") == "gpu1@host7"
+
+
+def test_the_processor_slot_sees_no_gpu_and_knows_its_threads() -> None:
+    (slot,) = parse_devices("cpu", cores=6)
+
+    assert slot.environment() == {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "6",
+    }
+    assert slot.worker_name("host") == "cpu0@host"
+    assert slot.engine_device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0,0", "GPU-aaa is named more than once"),
+        ("0+1,GPU-bbb", "GPU-bbb is named more than once"),
+        ("cpu,cpu", "cpu is named more than once"),
+        ("7", "this host has no device '7'; it has 0 (NVIDIA L4), 1 (NVIDIA L4)"),
+        ("0+", "no device ''"),
+        (" , ", "--devices is empty"),
+        ("all,0", "'all' stands alone"),
+    ],
+)
+def test_a_wrong_list_of_devices_is_refused_by_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_devices(text, GPUS)
+
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["all", "0"])
+def test_without_a_gpu_the_processor_is_suggested(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="use --devices cpu"):
+        parse_devices(text, ())
+
+
+def test_a_divided_gpu_stands_as_its_parts() -> None:
+    devices = listing.with_parts(listing.parse_query(QUERY), LISTING)
+
+    assert [(d.index, d.uuid) for d in devices] == [("0.0", "MIG-one"), ("0.1", "MIG-two"), ("1", "GPU-bbb")]
+
+
+def test_memory_that_the_driver_does_not_tell_is_unknown() -> None:
+    assert [d.memory_mib for d in listing.parse_query(QUERY)] == [40960, None]
+
+
+def test_a_host_without_nvidia_smi_is_told_to_use_the_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ConfigurationError, match="nvidia-smi is not installed.*--devices cpu"):
+        listing.slots("all")
+
+
+def test_the_processor_needs_no_listing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert [slot.name for slot in listing.slots("cpu")] == ["cpu0"]
+
+
+@pytest.mark.parametrize(
+    ("cpu_max", "cores"), [("max 100000\n", None), ("200000 100000\n", 2), ("50000 100000", 1), ("150000 100000", 2)]
+)
+def test_a_containers_quota_bounds_the_cores(cpu_max: str, cores: int | None) -> None:
+    assert cores_of_quota(cpu_max) == cores

@@ -1,0 +1,133 @@
+"""Which devices a worker's processes are pinned to: ``--devices`` read into slots, one process each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from batchmill_core.errors import ConfigurationError
+
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator of this host as NVML lists it. ``index`` is ``0``, or ``0.1`` for the second MIG part of GPU 0."""
+
+    index: str
+    uuid: str
+    name: str = ""
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One worker process's device: a GPU, several GPUs used together, or this host's processor.
+
+    ``devices`` are the UUIDs of its GPUs, in the order given; empty for the processor, where ``threads`` says how many
+    threads it may compute with.
+    """
+
+    name: str
+    devices: tuple[str, ...] = ()
+    threads: int = 0
+
+    @property
+    def engine_device(self) -> str:
+        """What an engine of this slot is constructed with: a pinned process sees its first GPU as number 0."""
+        return "cuda:0" if self.devices else CPU
+
+    def environment(self) -> dict[str, str]:
+        """Variables that pin a process to this slot, to be set before it imports anything that looks for GPUs."""
+        pinned = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(self.devices)}
+        if self.devices:
+            return pinned
+        # Read by OpenMP (torch) and by our OpenVINO engine for its own thread count.
+        return {**pinned, "OMP_NUM_THREADS": str(self.threads)}
+
+    def worker_name(self, host: str) -> str:
+        """A name that stays the same over restarts, such as ``gpu0@host``."""
+        return f"{self.name}@{host}"
+
+
+def needs_listing(text: str) -> bool:
+    """Whether ``--devices`` names anything but the processor, so that the host's GPUs must be listed first."""
+    return any(part != CPU for part in _parts(text))
+
+
+def parse_devices(text: str, available: Sequence[Device] = (), *, cores: int | None = None) -> tuple[Slot, ...]:
+    """The slots that ``--devices`` asks for: ``all``, ``cpu``, or a list such as ``0,1`` or ``0+1,GPU-uuid``.
+
+    ``available`` are this host's GPUs, ``cores`` the cores that processor slots may use. Raises ConfigurationError.
+    """
+    parts = _parts(text)
+    if not parts:
+        raise ConfigurationError("--devices is empty; give all, cpu, or GPU numbers such as 0,1")
+    if "all" in parts:
+        if len(parts) > 1:
+            raise ConfigurationError(f"--devices {text}: 'all' stands alone")
+        parts = [device.index for device in available]
+        if not parts:
+            raise no_gpu("--devices all")
+    _refuse_twice([one for part in parts for one in _members(part, available)], text)
+    threads = max(1, cores or usable_cores())
+    return tuple(_slot(part, available, threads) for part in parts)
+
+
+def no_gpu(asked: str, why: str = "") -> ConfigurationError:
+    detail = f" ({why})" if why else ""
+    return ConfigurationError(
+        f"{asked}: no NVIDIA GPU was found on this host{detail}; to compute on the processor use --devices cpu"
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity mask and its container's CPU quota, whichever is less."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota = cores_of_quota(Path("/sys/fs/cgroup/cpu.max").read_text())
+    except OSError:
+        quota = None
+    return min(allowed, quota or allowed)
+
+
+def cores_of_quota(cpu_max: str) -> int | None:
+    """Whole cores (rounded up) of a cgroup v2 ``cpu.max`` such as ``200000 100000``; None means no limit."""
+    quota, _, period = cpu_max.strip().partition(" ")
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return max(1, -(-int(quota) // int(period)))
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _slot(part: str, available: Sequence[Device], threads: int) -> Slot:
+    if part == CPU:
+        return Slot(name="cpu0", threads=threads)
+    members = [_find(one, available) for one in part.split("+")]
+    name = "gpu" + "+".join(device.index for device in members)
+    return Slot(name=name, devices=tuple(device.uuid for device in members))
+
+
+def _members(part: str, available: Sequence[Device]) -> Iterable[str]:
+    return [CPU] if part == CPU else [_find(one, available).uuid for one in part.split("+")]
+
+
+def _find(wanted: str, available: Sequence[Device]) -> Device:
+    if not available:
+        raise no_gpu(f"--devices {wanted}")
+    for device in available:
+        if wanted in (device.index, device.uuid):
+            return device
+    known = ", ".join(f"{device.index} ({device.name or device.uuid})" for device in available)
+    raise ConfigurationError(f"--devices: this host has no device {wanted!r}; it has {known}")
+
+
+def _refuse_twice(uuids: Sequence[str], text: str) -> None:
+    twice = next((uuid for uuid in uuids if uuids.count(uuid) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"--devices {text}: {twice} is named more than once; name each device once")

@@ -1,0 +1,166 @@
+"""An engine's own process, seen from the worker's event loop: start it, ask it, notice its death.
+
+An engine gets a process of its own where its library computes with Python's lock held: inside the worker it would
+stop the event loop, the heartbeat and the recorder for the length of each step. It ends by itself when its worker is
+gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from .frames import HEADER, Frame, encode
+
+_END_TIMEOUT_S = 20.0
+
+
+class ProcessLost(Exception):
+    """The process ended or could not start; the message says how."""
+
+
+class EngineProcess:
+    """One child process ``python -m module`` and the calls that wait for it. Belongs to one event loop.
+
+    The first message sent is the configuration; the first that comes back is ``{"ready": {…}}`` or
+    ``{"failed": "reason"}``. A call is a message with an ``id``; every message that comes back for it carries the id,
+    and the one with ``done`` ends it. ``{"id": …, "cancel": true}`` abandons a call.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._calls: dict[int, tuple[asyncio.Future[Frame], Callable[[Frame], None]]] = {}
+        self._last_id = 0
+        self._lost: str | None = "the engine's process is not started"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._lost is None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def start(self, configuration: Mapping[str, Any], *, timeout_s: float) -> Frame:
+        """Starts the process and waits until it is ready. Raises ProcessLost with its reason if it is not."""
+        try:
+            reader = await self._launch()
+            self._send(configuration)
+            async with asyncio.timeout(timeout_s):
+                first = await _read(reader)
+        except TimeoutError:
+            await self.close()
+            raise ProcessLost(f"the engine's process was not ready within {timeout_s:.0f} s") from None
+        except (EOFError, OSError):
+            raise ProcessLost(await self._ending()) from None
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        if "ready" not in first:
+            await self.close()
+            raise ProcessLost(str(first.get("failed")))
+        self._lost = None
+        self._listener = asyncio.create_task(self._listen(reader))
+        return dict(first["ready"])
+
+    async def call(self, frame: Mapping[str, Any], on_message: Callable[[Frame], None]) -> Frame:
+        """Sends one call and returns its last message; those before go to ``on_message``.
+
+        Cancelling it abandons the call in the process too. Raises ProcessLost, and TypeError for what JSON cannot hold.
+        """
+        if self._lost is not None:
+            raise ProcessLost(self._lost)
+        self._last_id += 1
+        number = self._last_id
+        self._send({"id": number, **frame})
+        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._calls[number] = (future, on_message)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._calls.pop(number, None) is not None:
+                self._send({"id": number, "cancel": True})
+            raise
+
+    async def close(self) -> None:
+        """Ends the process and waits until it is gone; calls still waiting raise ProcessLost. Idempotent."""
+        self._fail_calls("the engine is closed")
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+        await self._ending()
+
+    async def _launch(self) -> asyncio.StreamReader:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = _spawn(self._module, theirs.fileno())
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        return reader
+
+    def _send(self, frame: Mapping[str, Any]) -> None:
+        if self._writer is not None:
+            self._writer.write(encode(frame))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                self._deliver(await _read(reader))
+        except (EOFError, OSError):
+            self._fail_calls(await self._ending())
+
+    def _deliver(self, frame: Frame) -> None:
+        number = frame["id"]
+        if number not in self._calls:  # cancelled meanwhile
+            return
+        future, on_message = self._calls[number]
+        if not frame.get("done"):
+            on_message(frame)
+            return
+        del self._calls[number]
+        if not future.done():
+            future.set_result(frame)
+
+    def _fail_calls(self, reason: str) -> None:
+        if self._lost is None or self._process is None:
+            self._lost = reason
+        calls, self._calls = self._calls, {}
+        for future, _ in calls.values():
+            if not future.done():
+                future.set_exception(ProcessLost(reason))
+
+    async def _ending(self) -> str:
+        """Closes the channel, which ends the process if it lives; says how it ended."""
+        if self._writer is not None:
+            self._writer.close()
+            await asyncio.gather(self._writer.wait_closed(), return_exceptions=True)
+        return "" if self._process is None else await asyncio.to_thread(_reap, self._process)
+
+
+def _spawn(module: str, channel: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", module, str(channel)]
+    return subprocess.Popen(command, pass_fds=[channel], stdin=subprocess.DEVNULL)
+
+
+async def _read(reader: asyncio.StreamReader) -> Frame:
+    (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+    frame: Frame = orjson.loads(await reader.readexactly(length))
+    return frame
+
+
+def _reap(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+    return f"the engine's process {how}"

@@ -1,0 +1,63 @@
+"""The NVIDIA GPUs of this host, as ``nvidia-smi`` lists them."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+
+from batchmill_core.errors import ConfigurationError
+
+from .devices import Device, Slot, needs_listing, no_gpu, parse_devices
+
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 30.0  # the driver may need seconds to wake a GPU
+_GPU_LINE = re.compile(r"^GPU (\d+):")
+_MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)")
+
+
+def slots(text: str) -> tuple[Slot, ...]:
+    """The slots that ``--devices`` asks for on this host. Raises ConfigurationError."""
+    return parse_devices(text, available_devices() if needs_listing(text) else ())
+
+
+def available_devices() -> tuple[Device, ...]:
+    """This host's GPUs; one that is divided (MIG) stands as its parts. Raises ConfigurationError if there is none."""
+    devices = with_parts(parse_query(_run(*_QUERY)), _run("nvidia-smi", "-L"))
+    if not devices:
+        raise no_gpu("--devices", "nvidia-smi lists none")
+    return devices
+
+
+def parse_query(text: str) -> tuple[Device, ...]:
+    """Devices out of nvidia-smi's CSV of index, uuid, name, memory in MiB."""
+    rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if len(row) == 4]
+    return tuple(
+        Device(index=index, uuid=uuid, name=name, memory_mib=int(memory) if memory.isdigit() else None)
+        for index, uuid, name, memory in rows
+    )
+
+
+def with_parts(gpus: tuple[Device, ...], listing: str) -> tuple[Device, ...]:
+    """Puts the MIG parts that ``nvidia-smi -L`` lists in place of the GPU that they divide."""
+    parts: dict[str, list[Device]] = {}
+    gpu = ""
+    for line in listing.splitlines():
+        if found := _GPU_LINE.match(line):
+            gpu = found[1]
+        elif found := _MIG_LINE.match(line):
+            parts.setdefault(gpu, []).append(Device(index=f"{gpu}.{found[2]}", uuid=found[3], name=f"MIG {found[1]}"))
+    return tuple(device for whole in gpus for device in parts.get(whole.index, [whole]))
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+    except FileNotFoundError:
+        raise no_gpu("--devices", "nvidia-smi is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(f"nvidia-smi gave no answer within {_TIMEOUT_S:.0f} s: check the GPU driver") from None
+    except subprocess.CalledProcessError as error:
+        said = (error.stdout or error.stderr).strip().splitlines()
+        raise no_gpu("--devices", said[0] if said else f"nvidia-smi exited with {error.returncode}") from error
+    return done.stdout

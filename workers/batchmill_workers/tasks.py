@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 from celery import signals
-from celery.platforms import SecurityWarning
+from celery.exceptions import SecurityWarning
 
 from batchmill_core.broker import RUN_CHUNK, make_celery
 from batchmill_core.errors import BatchmillError

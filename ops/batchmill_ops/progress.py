@@ -1,0 +1,175 @@
+"""Follows a job until it ends or cannot go on, and shows how it goes: live on a terminal, else in plain lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from rich.console import Console
+
+from batchmill_core.errors import JobStopped
+from batchmill_core.job import JobState
+from batchmill_db.session import Database, DatabaseUnavailable
+
+from .figures import dollars, duration, one_line, percent, rate
+from .rates import Pace, PaceMeter
+from .report import JobReport, Situation, read_situation
+from .waits import Remedy, nobody_serves, start_a_worker, stopped_because, why_waiting
+
+LINE_EVERY_S = 5.0
+UNSERVED_PATIENCE_S = 15.0
+_DATABASE_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a screen shows at one moment. ``waits`` says why rows wait, the weightiest reason first."""
+
+    situation: Situation
+    pace: Pace = field(default_factory=Pace)
+    waits: Sequence[str] = ()
+
+    @property
+    def report(self) -> JobReport:
+        return self.situation.report
+
+
+class Screen(Protocol):
+    """Shows views, one after the other, until it is closed."""
+
+    def show(self, view: View) -> None: ...
+
+    def close(self) -> None:
+        """Leaves the terminal as it was. Idempotent."""
+
+
+class Silent:
+    """A screen for those who wait without looking."""
+
+    def show(self, view: View) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class LineScreen:
+    """Plain lines for logs: one every few seconds, and one at once when the reason to wait changes."""
+
+    def __init__(self, console: Console, *, every_s: float = LINE_EVERY_S, clock: Callable[[], float] = time.monotonic):
+        self._console = console
+        self._every_s = every_s
+        self._clock = clock
+        self._due = 0.0
+        self._waits = ""
+
+    def show(self, view: View) -> None:
+        waits = view.waits[0] if view.waits else ""
+        changed = bool(waits) and _without_numbers(waits) != _without_numbers(self._waits)
+        if self._clock() < self._due and not changed:
+            return
+        self._due = self._clock() + self._every_s
+        self._waits = waits
+        self._console.print(as_line(view), markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None: ...
+
+
+def as_line(view: View) -> str:
+    """One line of progress."""
+    job, pace = view.report.job, view.pace
+    parts = [
+        f"{job.name} {job.public_id}: {job.done:,} of {job.n_rows:,} rows ({percent(job.done, job.n_rows)})",
+        *(f"{n:,} {s.value}" for s, n in view.report.by_status.items()),
+        f"{rate(pace.rows_per_s)} rows/s",
+        f"{rate(pace.tokens_per_s)} tok/s",
+        money(view.report),
+        f"{view.situation.in_flight:,} in flight",
+    ]
+    if pace.left_s is not None and job.done < job.n_rows:
+        parts.append(f"{duration(pace.left_s)} left")
+    if view.waits:
+        parts.append(f"waits: {one_line(view.waits[0], 200)}")
+    return " · ".join(parts)
+
+
+def money(report: JobReport) -> str:
+    """What was spent, what may have been, what it will come to, and the budget."""
+    text = f"{dollars(report.cost_nanousd)} spent" if report.cost_nanousd is not None else "cost unknown"
+    if report.unknown_nanousd:
+        text += f" + at most {dollars(report.unknown_nanousd)} unknown"
+    if report.job.done < report.job.n_rows and report.projected_nanousd:
+        text += f", about {dollars(report.projected_nanousd)} in all"
+    if report.job.budget_nanousd is not None:
+        text += f", budget {dollars(report.job.budget_nanousd)}"
+    return text
+
+
+@dataclass(kw_only=True)
+class Follower:
+    """Waits for one job. ``unfit`` answers why workers that this process runs could not start."""
+
+    database: Database
+    job_id: int
+    screen: Screen = field(default_factory=Silent)
+    remedy: Remedy = start_a_worker
+    unfit: Callable[[], Sequence[str]] = tuple
+    every_s: float = 0.25
+    patience_s: float = UNSERVED_PATIENCE_S  # how long a job may be without a live worker
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _meter: PaceMeter = field(default_factory=PaceMeter)
+    _last: View | None = None
+    _unserved_since: float | None = None
+
+    def wait(self, *, timeout_s: float | None = None) -> JobReport:
+        """Shows the job until it is done; answers its report.
+
+        Raises JobStopped when it is paused, cancelled, failed to load, or has no worker and none to come; TimeoutError
+        when time is up. The job itself is left as it is.
+        """
+        deadline = None if timeout_s is None else self.clock() + timeout_s
+        try:
+            while True:
+                situation = self._look()
+                if situation is not None and situation.report.job.state is JobState.DONE:
+                    return situation.report
+                if situation is not None and (reason := self._stopped(situation)) is not None:
+                    raise JobStopped(reason)
+                if deadline is not None and self.clock() >= deadline:
+                    raise TimeoutError(f"the job is not done after {duration(timeout_s)}; it goes on without you")
+                self.sleep(self.every_s)
+        finally:
+            self.screen.close()
+
+    def _look(self) -> Situation | None:
+        """Reads and shows the job; None when the database does not answer just now."""
+        try:
+            situation = read_situation(self.database, self.job_id, patience_s=_DATABASE_PATIENCE_S)
+        except DatabaseUnavailable as fault:
+            if self._last is None:
+                raise
+            self.screen.show(replace(self._last, waits=(str(fault),)))
+            return None
+        job = situation.report.job
+        pace = self._meter.add(self.clock(), done=job.done, tokens=job.usage.total, rows=job.n_rows)
+        waits = why_waiting(situation, remedy=self.remedy, now_ms=int(time.time() * 1000))
+        self._last = View(situation=situation, pace=pace, waits=waits)
+        self.screen.show(self._last)
+        return situation
+
+    def _stopped(self, situation: Situation) -> str | None:
+        reason = stopped_because(situation)
+        unserved = None if reason is not None else nobody_serves(situation, self.remedy)
+        if unserved is None or situation.in_flight:
+            self._unserved_since = None
+            return reason
+        if unfit := self.unfit():
+            return f"no worker could start: {'; '.join(unfit)}"
+        if self._unserved_since is None:
+            self._unserved_since = self.clock()
+        return unserved if self.clock() - self._unserved_since >= self.patience_s else None
+
+
+def _without_numbers(text: str) -> str:
+    return "".join(c for c in text if not c.isdigit())

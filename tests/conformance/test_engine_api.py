@@ -455,3 +455,43 @@ def test_a_server_that_keeps_a_finished_stream_open_does_not_hold_up_its_row() -
     assert isinstance(found, Completion)
     assert found.ttft_ms is not None
     assert found.latency_ms - found.ttft_ms < 200
+
+
+def test_azure_gets_its_own_header() -> None:
+    engine = engine_for("https://x.openai.azure.com/openai/v1")
+
+    async def act(engine: ApiEngine) -> Mapping[str, str]:
+        return engine._headers
+
+    headers = run(engine, act)
+
+    assert headers["api-key"] == KEY
+    assert "Authorization" not in headers
+
+
+def test_a_stream_without_end_is_not_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("batchmill_workers.api.engine.MAX_BODY_BYTES", 10_000)
+
+    found, _ = ask_server({"text": ": x\n\n" * 10_000, **AS_STREAM}, STREAM)
+
+    assert isinstance(found, errors.MalformedResponse)
+
+
+def test_a_key_that_cannot_be_read_again_is_a_refusal() -> None:
+    def read_key() -> str:
+        if reads.append(1) or len(reads) > 1:
+            raise ConfigurationError("gone")
+        return KEY
+
+    reads: list[int] = []
+    with scripted(REFUSED) as server, pytest.raises(errors.AuthFailed):
+        ask(ApiEngine(Account(name="a", base_url=server.base_url), read_key))
+
+
+def test_starting_twice_is_once() -> None:
+    async def act(engine: ApiEngine) -> str | None:
+        await engine.start()
+        return (await engine.complete(CHAT)).text
+
+    with scripted(GOOD) as server:
+        assert run(engine_for(server.base_url), act) == "yes"

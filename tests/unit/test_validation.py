@@ -99,9 +99,10 @@ def test_references_within_the_schema_work() -> None:
     assert check_output("[1, 2]", validator)[0] == [1, 2]
 
 
-def test_a_schema_that_is_none_is_refused_by_name_of_the_fault() -> None:
+@pytest.mark.parametrize("schema", [{"type": "strin"}, {"pattern": "("}, {"patternProperties": {"(": {}}}])
+def test_a_schema_that_is_none_is_refused(schema: dict[str, object]) -> None:
     with pytest.raises(ConfigurationError, match="not a JSON schema"):
-        compile_schema({"type": "strin"})
+        compile_schema(schema)
 
 
 def test_equal_schemas_share_one_validator() -> None:

@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -154,8 +155,9 @@ def test_parameters_that_are_not_json_are_the_rows_fault(params: dict[str, Any])
         (chat([{"type": "thinking", "thinking": []}, {"type": "text", "text": "x"}, "y"]), "xy"),
         (chat(""), ""),
         (chat(None, finish="tool_calls", tool_calls=[{"id": "1"}]), '[{"id": "1"}]'),
+        (chat("", finish="tool_calls", tool_calls=[{"id": "1"}]), '[{"id": "1"}]'),
     ],
-    ids=["bom", "lone surrogate", "not utf-8", "parts", "empty", "tool calls"],
+    ids=["bom", "lone surrogate", "not utf-8", "parts", "empty", "tool calls", "tool calls beside empty text"],
 )
 def test_a_paid_answer_is_not_lost_to_an_odd_shape(body: bytes, text: str) -> None:
     assert parse(200, {}, body).text == text
@@ -541,7 +543,9 @@ def test_streamed_tool_calls_and_refusals_are_put_together() -> None:
     call = {"index": 0, "id": "c1", "function": {"name": "f", "arguments": '{"a"'}}
     more = {"index": 0, "function": {"arguments": ": 1}"}}
 
-    called = streamed(events(delta(tool_calls=[call]), delta("tool_calls", tool_calls=[more]), b"[DONE]"))
+    called = streamed(
+        events(delta(content=""), delta(tool_calls=[call]), delta("tool_calls", tool_calls=[more]), b"[DONE]")
+    )
     refused = streamed(events(delta(refusal="I can"), delta("stop", refusal="not."), b"[DONE]"))
 
     assert json.loads(called.text or "") == [{"function": {"name": "f", "arguments": '{"a": 1}'}, "id": "c1"}]
@@ -553,3 +557,55 @@ def test_a_stream_refused_before_its_first_token_was_not_billed() -> None:
         streamed(events({"error": {"code": 429, "message": "slow down"}}))
 
     assert caught.value.call_state is CallState.VOID
+
+
+def test_a_surrogate_pair_cut_between_two_events_becomes_its_character() -> None:
+    halves = [b'{"choices":[{"delta":{"content":"\\ud83d"}}]}', b'{"choices":[{"delta":{"content":"\\ude00"}}]}']
+
+    completion = streamed(events(*halves, b"[DONE]"))
+
+    assert sanitize(completion.text or "") == ("\U0001f600", True)
+
+
+def test_an_error_inside_the_choice_of_a_stream_may_have_been_billed() -> None:
+    broken = {"choices": [{"index": 0, "error": {"code": 502, "message": "gone"}, "finish_reason": "error"}]}
+
+    with pytest.raises(errors.Unavailable) as caught:
+        streamed(events(delta(content="x"), broken))
+
+    assert caught.value.call_state is CallState.UNKNOWN
+
+
+def test_other_choices_and_odd_events_of_a_stream_are_passed_over() -> None:
+    other = {"choices": [{"index": 1, "delta": {"content": "no"}}, "x", {"index": 0, "delta": "x"}]}
+
+    completion = streamed(events(delta(content="yes"), other, [], {"choices": 7}, delta("stop"), b"[DONE]", b"{"))
+
+    assert completion.text == "yes"
+
+
+def test_a_stream_with_an_event_that_is_not_json_is_malformed() -> None:
+    with pytest.raises(errors.MalformedResponse, match="not JSON"):
+        streamed(events(delta(content="x"), b"{garbage", b"[DONE]"))
+
+
+@pytest.mark.parametrize("body", [b'[{"error": {"code": 429}}]', b'{"object": "error", "code": 429}'])
+def test_an_error_in_200_may_come_in_a_list_or_flat(body: bytes) -> None:
+    with pytest.raises(errors.RateLimited):
+        parse(200, {}, body)
+
+
+def test_a_choice_without_a_message_is_malformed() -> None:
+    with pytest.raises(errors.MalformedResponse, match="without a message"):
+        parse(200, {}, b'{"choices": [{"message": null}]}')
+
+
+def test_messages_of_any_mapping_are_written() -> None:
+    message = MappingProxyType({"role": "user", "content": "hi"})
+
+    assert json.loads(body_of(Request(model="m", messages=(message,))))["messages"] == [dict(message)]
+
+
+def test_an_error_says_how_to_find_it_at_the_provider() -> None:
+    assert error(500, {}, {"x-request-id": "r-1"}).request_id == "r-1"
+    assert error(500, {"request_id": "r-2"}).request_id == "r-2"

@@ -89,8 +89,6 @@ def check_output(
         raise InvalidOutput(f"the answer is not JSON: {e}", usage=usage, request_id=request_id, raw=_raw(text)) from e
     except Unresolvable as e:
         raise InvalidRequest(f"the schema refers to something that is not in it: {e.ref}", usage=usage) from e
-    except re.error as e:
-        raise InvalidRequest(f"the schema has a pattern that is no regular expression: {e}", usage=usage) from e
     if fault is not None:
         message = f"the answer breaks the schema at {fault.json_path}: {fault.message[:300]}"
         raise InvalidOutput(message, usage=usage, request_id=request_id, raw=_raw(text))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from multidict import CIMultiDict
 
 from batchmill_core.catalog import Account, ModelEntry
-from batchmill_core.errors import AuthFailed, CallError, ConfigurationError, UserError
+from batchmill_core.errors import CallError, ConfigurationError, UserError
 from batchmill_core.request import Completion, Request, TaskKind
 
 from .http import MAX_BODY_BYTES, Feed, HttpConnection, Reply
@@ -44,7 +44,7 @@ class ApiEngine:
         self._http = HttpConnection(account.base_url, max_body_bytes=MAX_BODY_BYTES)
         self._read_key = read_key
         self._key: str | None = None
-        self._headers: CIMultiDict[str] | None = None
+        self._headers: CIMultiDict[str] = CIMultiDict()
 
     @property
     def in_flight(self) -> int:
@@ -78,10 +78,10 @@ class ApiEngine:
 
     async def _call(self, request: Request) -> Completion:
         body = body_of(request)
-        headers = self._current_headers()
+        headers = self._headers
         reply, stream = await self._send(request, body, headers)
         if reply.status == 401 and self._renewed(headers):
-            reply, stream = await self._send(request, body, self._current_headers())
+            reply, stream = await self._send(request, body, self._headers)
         latency_ms = round(reply.latency_s * 1000)
         if stream is not None:
             return stream.finish(latency_ms=latency_ms)
@@ -105,15 +105,6 @@ class ApiEngine:
 
     # -- the key -------------------------------------------------------------------------------------------------
 
-    def _current_headers(self) -> CIMultiDict[str]:
-        if self._headers is None:
-            try:
-                self._use_key(self._read_key())
-            except UserError as e:
-                raise AuthFailed(str(e)) from e
-        assert self._headers is not None
-        return self._headers
-
     def _renewed(self, refused: CIMultiDict[str]) -> bool:
         """Whether there is another key than the one in ``refused``; asks for it once for all calls that were refused."""
         if refused is not self._headers:
@@ -128,7 +119,7 @@ class ApiEngine:
         key = key.strip() if key else None
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ConfigurationError(f"the key of account {self.account.name} has characters that no header can carry")
-        if self._headers is not None and key == self._key:
+        if self._headers and key == self._key:
             return
         headers = CIMultiDict({"User-Agent": _USER_AGENT, "Accept-Encoding": "identity"})
         if key is not None and self._http.host.endswith(".azure.com"):

@@ -98,7 +98,7 @@ class StreamedAnswer:
         if self._garbled or not (self.done or self._finish is not None):
             raise self._cut(latency_ms)
         completion = Completion(
-            text="".join(self._texts) if self._texts else self._tool_calls(),
+            text="".join(self._texts) or self._tool_calls() or ("" if self._texts else None),
             finish_reason=finish_of(self._finish),
             refusal="".join(self._refusals) or None,
             usage=usage_of(self._usage),

@@ -190,10 +190,10 @@ def text_of(message: Mapping[str, Any]) -> tuple[str | None, str | None]:
     if isinstance(content, list):
         content, refused = _joined(content)
         refusal = refusal or refused
-    if not isinstance(content, str):
-        calls = message.get("tool_calls")
-        content = json.dumps(calls, ensure_ascii=False) if isinstance(calls, list) and calls else None
-    return content, refusal
+    calls = message.get("tool_calls")
+    if not content and isinstance(calls, list) and calls:
+        content = json.dumps(calls, ensure_ascii=False)
+    return (content if isinstance(content, str) else None), refusal
 
 
 def _joined(parts: list[Any]) -> tuple[str | None, str | None]:

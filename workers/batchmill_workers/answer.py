@@ -52,12 +52,16 @@ class Unit:
     bound_nanousd: int | None = None
     sending: bool = False
 
+    @property
+    def rows(self) -> list[int]:
+        return [i.row for i in self.items]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handback:
     """Rows that cannot be finished here and now: they go on in a derived chunk after ``wait_s``."""
 
-    items: Sequence[Item]
+    rows: Sequence[int]
     wait_s: float = 0.0
     error: str | None = None
     next_step: bool = False
@@ -104,11 +108,11 @@ async def answer(unit: Unit, way: Way, *, sleep: Callable[[float], Awaitable[Non
             rows = _accept(unit, completion, way)
         except QuotaWait as wait:
             way.save((), [_void(unit)])
-            way.hand_back(Handback(items=unit.items, wait_s=wait.wait_s, error=wait.reason))
+            way.hand_back(Handback(rows=unit.rows, wait_s=wait.wait_s, error=wait.reason))
             return
         except asyncio.CancelledError:
             way.save((), [_abandoned(unit)])
-            way.hand_back(Handback(items=unit.items))
+            way.hand_back(Handback(rows=unit.rows))
             return
         except CallError as error:
             if not await _after_error(unit, error, way, sleep):
@@ -137,7 +141,7 @@ async def _after_error(unit: Unit, error: CallError, way: Way, sleep: Callable[[
         way.stop_account(error)
     elif isinstance(decision, retry.StopJob):
         way.stop_job(error)
-    way.hand_back(Handback(items=unit.items, wait_s=wait_s, error=f"{error.kind}: {error.message[:_MESSAGE_CHARS]}"))
+    way.hand_back(Handback(rows=unit.rows, wait_s=wait_s, error=f"{error.kind}: {error.message[:_MESSAGE_CHARS]}"))
     return False
 
 
@@ -148,7 +152,7 @@ async def _wait_and_book(unit: Unit, delay_s: float, way: Way, sleep: Callable[[
     except asyncio.CancelledError:
         booked = False
     if not booked:
-        way.hand_back(Handback(items=unit.items))
+        way.hand_back(Handback(rows=unit.rows))
     return booked
 
 
@@ -162,11 +166,11 @@ async def _give_up(unit: Unit, error: CallError, status: RowStatus, end: CallEnd
             if await way.book_again(half):
                 await answer(half, way)
             else:
-                way.hand_back(Handback(items=items))
+                way.hand_back(Handback(rows=half.rows))
         return False
     if way.more_steps:
         way.save((), [end])
-        way.hand_back(Handback(items=unit.items, error=error.kind, next_step=True))
+        way.hand_back(Handback(rows=unit.rows, error=error.kind, next_step=True))
         return False
     answers = [_Answer(status=status, error=error) for _ in unit.items]
     way.save([_result(i, a, way.step) for i, a in zip(unit.items, answers, strict=True)], [end])

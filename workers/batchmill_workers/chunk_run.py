@@ -34,6 +34,8 @@ from .recorder import Recorder, not_sent
 
 log = logging.getLogger(__name__)
 
+_Group = Sequence[tuple[int, bytes]]
+
 _MS = 1000
 _BUDGET_POLL_S = 0.2
 _INTERNAL_WAIT_S = 30.0
@@ -120,7 +122,7 @@ class ChunkRun:
         """Sends every row that has no final result yet, and ends the attempt."""
         self.host.runs[self.claim.chunk_id] = self
         try:
-            await self._feed_safely(self._units())
+            await self._feed_safely(self._groups())
             while self._tasks:
                 await asyncio.wait(self._tasks)
             await self._release()
@@ -148,14 +150,16 @@ class ChunkRun:
 
     # feeding
 
-    def _units(self) -> list[Unit]:
+    def _groups(self) -> list[_Group]:
+        """The rows of each call as stored, (row, its request as JSON); parsed only when their turn comes."""
         loaded = self._loaded
-        items = [
-            self._item(row, line) for row, line in _lines(loaded.frames, self.claim.rows) if row not in loaded.finished
-        ]
+        lines = [x for x in _lines(loaded.frames, self.claim.rows) if x[0] not in loaded.finished]
         size = self._lane.embed_rows if self.task is TaskKind.EMBED else 1
-        groups = [items[i : i + size] for i in range(0, len(items), size)]
-        return [Unit(items=g, tries=max(self._past(i.row).tries for i in g)) for g in groups]
+        return [lines[i : i + size] for i in range(0, len(lines), size)]
+
+    def _unit(self, group: Sequence[tuple[int, bytes]]) -> Unit:
+        items = [self._item(row, line) for row, line in group]
+        return Unit(items=items, tries=max(self._past(i.row).tries for i in items))
 
     def _past(self, row: int) -> Past:
         return self._loaded.past.get(row) or Past()
@@ -174,20 +178,20 @@ class ChunkRun:
             usage=past.usage,
         )
 
-    async def _feed_safely(self, units: Sequence[Unit]) -> None:
+    async def _feed_safely(self, groups: Sequence[_Group]) -> None:
         """Feeds; a fault of our own loses no row: what was not sent is handed back, and the log says why."""
         try:
-            await self._feed(units)
+            await self._feed(groups)
         except Exception as fault:
             log.exception("feeding_failed job=%d chunk=%d", self.claim.job_id, self.claim.chunk_id)
             self.stop("internal error")
-            rest = [i for u in units[self._fed :] for i in u.items]
-            self.hand_back(Handback(items=rest, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500]))
+            rest = [row for g in groups[self._fed :] for row, _ in g]
+            self.hand_back(Handback(rows=rest, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500]))
 
-    async def _feed(self, units: Sequence[Unit]) -> None:
+    async def _feed(self, groups: Sequence[_Group]) -> None:
         window = self._lane.window
-        while self._fed < len(units) and not self._stopped():
-            batch = units[self._fed : self._fed + self._lane.book_rows]
+        while self._fed < len(groups) and not self._stopped():
+            batch = [self._unit(g) for g in groups[self._fed : self._fed + self._lane.book_rows]]
             await window.take(len(batch))
             await self._line()
             await self.host.recorder.room()
@@ -197,9 +201,9 @@ class ChunkRun:
                 self._spawn(unit)
             window.give(len(batch) - booked)
             self._fed += booked
-        rest = [i for u in units[self._fed :] for i in u.items]
+        rest = [row for g in groups[self._fed :] for row, _ in g]
         if rest:
-            self.hand_back(Handback(items=rest, wait_s=self._wait_s, error=self.stopping))
+            self.hand_back(Handback(rows=rest, wait_s=self._wait_s, error=self.stopping))
 
     async def _line(self) -> None:
         """Waits while the rows before these stand in line for the account's rates; a long pause ends the attempt."""
@@ -229,13 +233,11 @@ class ChunkRun:
         self._lane.window.give()
         if task.cancelled():  # before it ran at all
             self.save((), [not_sent(unit.seq, unit.bound_nanousd)])
-            self.hand_back(Handback(items=unit.items))
+            self.hand_back(Handback(rows=unit.rows))
         elif (fault := task.exception()) is not None:
-            log.error("row_way_failed job=%d rows=%s", self.claim.job_id, [i.row for i in unit.items], exc_info=fault)
+            log.error("row_way_failed job=%d rows=%s", self.claim.job_id, unit.rows, exc_info=fault)
             self.stop("internal error")
-            self.hand_back(
-                Handback(items=unit.items, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500])
-            )
+            self.hand_back(Handback(rows=unit.rows, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500]))
 
     # booking
 
@@ -372,7 +374,7 @@ class ChunkRun:
             groups.setdefault((step, _MS * -int(-h.wait_s // 1)), []).append(h)
         children = []
         for (step, wait_ms), handbacks in sorted(groups.items()):
-            rows = Rows.of(i.row for h in handbacks for i in h.items)
+            rows = Rows.of(row for h in handbacks for row in h.rows)
             error = next((h.error for h in handbacks if h.error), None)
             children.append(
                 Child(rows=rows, queue=self.spec.steps[step].queue, step=step, wait_ms=wait_ms, error=error)
@@ -383,7 +385,7 @@ class ChunkRun:
         seconds = max(time.monotonic() - self._began, 1e-6)
         done = sum(self._counts.values())
         parts = [", ".join(f"{n} {s.value}" for s, n in self._counts.most_common()) or "0 rows"]
-        if back := sum(len(h.items) for h in self._handbacks):
+        if back := sum(len(h.rows) for h in self._handbacks):
             parts.append(f"{back} handed back ({self.stopping or 'waiting'})")
         parts.append(f"{self._tokens:,} tok")
         parts.append(f"${float(usd(self._cost) or 0):.4f}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -41,6 +42,7 @@ UNFIT_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: starting again will not help
 PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
 DEVICE_VARIABLE = "BATCHMILL_DEVICE"
 _MS = 1000
+_GC_THRESHOLD = (50_000, 20, 50)
 _MISFIT_WAIT_MS = 30_000
 
 
@@ -106,6 +108,9 @@ class WorkerProcess:
         except BatchmillError as fault:
             self._say_unfit(str(fault))
             raise
+        # What is loaded now stays; rows come and go by the thousand, and few of them are in cycles.
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLD)
         load_ms = int((time.monotonic() - began) * _MS)
         self._state = "ready"
         self.database.run(lambda conn: telemetry.beat(conn, self.worker_id, state="ready", load_ms=load_ms))

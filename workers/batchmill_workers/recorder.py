@@ -162,6 +162,13 @@ class Recorder:
             answers = self._commit(saves, errands)
             last = time.monotonic()
             self.last_commit_s = last - started
+            log.debug(
+                "group_commit saves=%d rows=%d errands=%d ms=%.1f",
+                len(saves),
+                sum(len(s.results) for _, s in saves),
+                len(errands),
+                self.last_commit_s * 1000,
+            )
             self._tell(answers, waiters)
 
     def _due(self, last: float) -> bool:

@@ -15,7 +15,10 @@ from batchmill_workers.validation import check_output, compile_schema, sanitize,
 
 LABEL = {"type": "object", "properties": {"label": {"type": "string"}}, "required": ["label"]}
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(exclude_characters="\x00")),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(st.characters(codec="utf-8", exclude_characters="\x00")),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
     max_leaves=8,
 )

@@ -103,7 +103,7 @@ class ApiEngine:
         )
         return reply, stream if stream is not None and stream.is_open else None
 
-    # -- the key -------------------------------------------------------------------------------------------------
+    # the key
 
     def _renewed(self, refused: CIMultiDict[str]) -> bool:
         """Whether there is another key than the one in ``refused``; asks for it once for all calls that were refused."""

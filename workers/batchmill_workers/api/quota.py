@@ -135,7 +135,7 @@ class Quota:
         if error.wait_s and isinstance(error, RateLimited | Overloaded):
             self.pause(error.wait_s)
 
-    # -- what permits call ---------------------------------------------------------------------------------------
+    # what permits call
 
     def enter_at_once(self, permit: Permit) -> bool:
         """Lets ``permit`` in if nothing stands in its way."""
@@ -173,7 +173,7 @@ class Quota:
         if self.waiting:
             self._admit_waiting()
 
-    # -- the line ------------------------------------------------------------------------------------------------
+    # the line
 
     def _rates_wait_s(self, permit: Permit, now: float, *, in_line: bool = False) -> float:
         wait = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from batchmill_core.errors import ConfigurationError
 from batchmill_workers.gpu import listing
 from batchmill_workers.gpu.devices import Device, cores_of_quota, parse_devices
@@ -100,7 +101,7 @@ def test_a_host_without_nvidia_smi_is_told_to_use_the_processor(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(ConfigurationError, match="nvidia-smi is not installed.*--devices cpu"):
+    with pytest.raises(ConfigurationError, match=r"nvidia-smi is not installed.*--devices cpu"):
         listing.slots("all")
 
 

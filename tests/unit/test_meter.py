@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from batchmill_workers.gpu.meter import DeviceMeter
 from hypothesis import given
 from hypothesis import strategies as st
+
+from batchmill_workers.gpu.meter import DeviceMeter
 
 
 class Clock:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 _MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
+_LONGEST_STRING = 1 << 24
 # Value types of GGUF's metadata and their struct codes. Source: the GGUF specification, ggml docs/gguf.md.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
@@ -19,7 +20,7 @@ def context_tokens(path: Path) -> int | None:
         return _of_folder(path)
     try:
         return _of_gguf(path)
-    except (OSError, struct.error):  # cut short: loading it says so better
+    except (OSError, OverflowError, struct.error):  # broken: loading it says so better
         return None
 
 
@@ -28,8 +29,11 @@ def _of_folder(folder: Path) -> int | None:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
         return None
-    found = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return found if isinstance(found, int) else None
+    for part in (config, config.get("text_config") if isinstance(config, dict) else None):
+        found = part.get("max_position_embeddings") if isinstance(part, dict) else None
+        if isinstance(found, int):
+            return found
+    return None
 
 
 def _of_gguf(path: Path) -> int | None:
@@ -54,6 +58,8 @@ def _read_scalar(file: BinaryIO, kind: int) -> int | float:
 
 def _read_string(file: BinaryIO) -> bytes:
     (length,) = struct.unpack("<Q", file.read(8))
+    if length > _LONGEST_STRING:
+        raise struct.error(f"a string of {length} bytes")
     return file.read(length)
 
 

@@ -29,6 +29,7 @@ def generation_config(base: Any, sampling: Mapping[str, Any], *, room: int | Non
     base.num_beams = base.num_return_sequences = 1
     base.max_new_tokens = given.get("max_tokens") or min(DEFAULT_MAX_TOKENS, room or DEFAULT_MAX_TOKENS)
     base.stop_strings = set(given["stop"])
+    base.include_stop_str_in_output = True  # it drops whole tokens; we cut the text at the exact place
     base.do_sample = _samples(base.do_sample, given)
     for name in _SAME_NAME:
         if name in given and (name != "temperature" or base.do_sample):

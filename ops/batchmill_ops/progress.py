@@ -19,7 +19,8 @@ from .report import JobReport, Situation, read_situation
 from .waits import Remedy, nobody_serves, start_a_worker, stopped_because, why_waiting
 
 LINE_EVERY_S = 5.0
-UNSERVED_PATIENCE_S = 15.0
+UNSERVED_PATIENCE_S = 15.0  # how long a job may be without a live worker
+OWN_PATIENCE_S = 120.0  # the same where this process runs the workers: one that died is started again
 _DATABASE_PATIENCE_S = 2.0
 
 
@@ -115,7 +116,7 @@ class Follower:
     remedy: Remedy = start_a_worker
     unfit: Callable[[], Sequence[str]] = tuple
     every_s: float = 0.25
-    patience_s: float = UNSERVED_PATIENCE_S  # how long a job may be without a live worker
+    patience_s: float = UNSERVED_PATIENCE_S
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _meter: PaceMeter = field(default_factory=PaceMeter)

@@ -1,0 +1,104 @@
+"""``batchmill.submit``, ``batchmill.connect`` and ``batchmill.job``: the Python API over one default Client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from batchmill_core.settings import load_settings
+
+from .client import Client, Job, make_submission
+
+_lock = threading.Lock()
+_default: Client | None = None
+
+
+def connect(
+    *,
+    broker_url: str | None = None,
+    database_url: str | None = None,
+    folder: str | PathLike[str] | None = None,
+) -> Client:
+    """Says which broker, database and folder later calls of this program use; answers the Client, for several of them.
+
+    What is not given comes from BATCHMILL_BROKER_URL, BATCHMILL_DATABASE_URL and batchmill.toml. Opens nothing yet.
+    Raises ConfigurationError.
+    """
+    global _default
+    overrides = {"broker_url": broker_url, "database_url": database_url}
+    settings = load_settings(None if folder is None else Path(folder), overrides=overrides)
+    client = Client(settings=settings)
+    with _lock:
+        _default = client
+    return client
+
+
+def submit(
+    dataset: str | PathLike[str] | Iterable[Any],
+    *,
+    model: str | None = None,
+    prompt: str | None = None,
+    system: str | None = None,
+    messages_column: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    schema: Mapping[str, Any] | None = None,
+    task: str | None = None,
+    name: str | None = None,
+    key: str | None = None,
+    budget_usd: float | str | None = None,
+    priority: int = 5,
+    chunk_size: int | None = None,
+    id_column: str | None = None,
+    limit: int | None = None,
+    encoding: str = "utf-8",
+    skip_bad_rows: bool = False,
+    stream: bool = False,
+) -> Job:
+    """Submits a data set (a path, ``-``, an iterable of mappings or a data frame) and answers its Job.
+
+    Every row is read, rendered and saved before this returns. With no broker configured it starts workers in the
+    folder and keeps them until ``wait()`` returns or the program ends. With a ``key``, the same call answers the same
+    job. Raises SourceError, PromptError or ConfigurationError when the data set or what is asked is wrong, JobError
+    when the key belongs to another submission.
+    """
+    submission = make_submission(
+        dataset if isinstance(dataset, (str, Path)) or not isinstance(dataset, PathLike) else Path(dataset),
+        model=model,
+        prompt=prompt,
+        system=system,
+        messages_column=messages_column,
+        params=params,
+        schema=schema,
+        task=task,
+        name=name,
+        key=key,
+        budget_usd=budget_usd,
+        priority=priority,
+        chunk_size=chunk_size,
+        id_column=id_column,
+        limit=limit,
+        encoding=encoding,
+        skip_bad_rows=skip_bad_rows,
+        stream=stream,
+    )
+    return default_client().submit(submission)
+
+
+def job(reference: str) -> Job:
+    """The job with this id or key, or the newest of this name. Raises JobError when there is none."""
+    return default_client().job(reference)
+
+
+def jobs(*, limit: int = 1000) -> list[Job]:
+    """The newest jobs, newest first."""
+    return default_client().jobs(limit=limit)
+
+
+def default_client() -> Client:
+    """The Client that ``connect`` made, else one of the current folder and environment."""
+    with _lock:
+        client = _default
+    return connect() if client is None else client

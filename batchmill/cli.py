@@ -1,0 +1,91 @@
+"""The command line: its commands, and how errors become one line and an exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from batchmill_core.errors import BatchmillError, JobStopped
+
+from . import cli_jobs, cli_ops, cli_run
+from .terminal import say
+from .version import __version__
+
+EXIT_USAGE, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 130
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"batchmill {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Grind data sets through models: durable, counted, fast.
+
+    Exit codes: 0 done, 1 some rows ended badly, 2 usage or configuration, 3 the job is stopped.
+    """
+    if context.invoked_subcommand is None:
+        sys.stdout.write(context.get_help() + "\n")
+
+
+cli_run.add_commands(app)
+cli_jobs.add_commands(app)
+cli_ops.add_commands(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; answers the exit code. Everything that is raised on purpose becomes one line."""
+    logging.basicConfig(level=logging.WARNING, format="batchmill: %(message)s")
+    try:
+        code = app(args=arguments, prog_name="batchmill", standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as fault:
+        return _refuse(fault.format_message() + _hint(fault), EXIT_USAGE)
+    except JobStopped as stop:
+        return _refuse(str(stop), EXIT_STOPPED)
+    except BatchmillError as fault:
+        return _refuse(str(fault), EXIT_USAGE)
+    except BrokenPipeError:
+        return _quiet_end()
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def _refuse(message: str, code: int) -> int:
+    say(f"batchmill: {message}")
+    return code
+
+
+def _hint(fault: Exception) -> str:
+    context = getattr(fault, "ctx", None)
+    return "" if context is None else f" (see `{context.command_path} --help`)"
+
+
+def _quiet_end() -> int:
+    """Who read our output has had enough of it. What is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

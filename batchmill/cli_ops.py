@@ -1,0 +1,189 @@
+"""The commands of running it: `worker api`, `worker gpu`, `simulate`, `doctor`, `db upgrade`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from batchmill_core.errors import ConfigurationError, JobStopped
+from batchmill_core.settings import HOME_VARIABLE, Settings, load_settings
+from batchmill_db import jobs, migrate
+from batchmill_db.session import Connection, Database
+from batchmill_db.verify import Violation, verify
+from batchmill_ops.doctor import Check, Level, examine
+from batchmill_ops.simulator import SimulatorConfig, parse_faults, parse_latency, run_simulator
+from batchmill_workers.launch import ProcessPlan, Supervisor, plan_api, plan_gpu
+
+from .opening import opened
+from .options import JsonOption
+from .running import attached
+from .terminal import print_json, say, tell
+
+_PANEL = "Operating"
+_LOOK_EVERY_S = 0.2
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of this module, in the order that help lists them."""
+    worker = typer.Typer(help="Start workers on this host, until Ctrl-C or SIGTERM drains them.", no_args_is_help=True)
+    worker.command("api", epilog="Example: batchmill worker api --accounts openai,deepseek")(worker_api_command)
+    worker.command("gpu", epilog="Example: batchmill worker gpu --model smollm2 --devices cpu")(worker_gpu_command)
+    app.add_typer(worker, name="worker", rich_help_panel=_PANEL)
+    simulate = "batchmill simulate --port 8765 --latency 200ms --rpm 600 --fail 429:0.05,500:0.01"
+    app.command("simulate", rich_help_panel=_PANEL, epilog=f"Example: {simulate}")(simulate_command)
+    doctor = "batchmill doctor; batchmill doctor --verify reviews"
+    app.command("doctor", rich_help_panel=_PANEL, epilog=f"Example: {doctor}")(doctor_command)
+    db = typer.Typer(help="The database.", no_args_is_help=True)
+    db.command("upgrade", epilog="Example: batchmill db upgrade")(db_upgrade_command)
+    app.add_typer(db, name="db", rich_help_panel=_PANEL)
+
+
+def worker_api_command(
+    accounts: Annotated[str | None, typer.Option("--accounts", metavar="A,B", help="By default all whose key is to be had.")] = None,
+    processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many; limits are kept by each of them apart.")] = 1,
+) -> None:  # fmt: skip
+    """Serve provider accounts: send the rows of their queues as HTTP calls.
+
+    The first Ctrl-C or SIGTERM lets calls in flight finish, the second stops at once.
+    """
+    settings = load_settings()
+    names = None if accounts is None else [a.strip() for a in accounts.split(",") if a.strip()]
+    _work(settings, plan_api(settings, names, processes=processes))
+
+
+def worker_gpu_command(
+    model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="A model of batchmill.toml that has an engine.")],
+    devices: Annotated[str, typer.Option("--devices", metavar="D", help="all, 0,1 (one process each), 0+1 (one process over both) or cpu.")] = "all",
+) -> None:  # fmt: skip
+    """Serve one model with one process per device of this host, pinned to it."""
+    settings = load_settings()
+    _work(settings, plan_gpu(settings, model, devices))
+
+
+def _work(settings: Settings, plans: Sequence[ProcessPlan]) -> None:
+    """Runs worker processes until a signal, or until none of them can start."""
+    logging.getLogger("batchmill_workers.launch").setLevel(logging.INFO)
+    with attached(settings) as stack:
+        where = {HOME_VARIABLE: str(settings.home), "BATCHMILL_BROKER_URL": stack.broker_url}
+        supervisor = Supervisor(plans, settings=stack.settings, environment=where)
+        supervisor.start()
+        say(f"{len(plans)} worker processes for {', '.join(plans[0].queues)}; Ctrl-C drains them")
+        try:
+            _watch(supervisor, len(plans))
+        except KeyboardInterrupt:
+            say("draining: calls in flight may finish; press Ctrl-C again to stop at once")
+        finally:
+            _end(supervisor)
+
+
+def _watch(supervisor: Supervisor, processes: int) -> None:
+    never = threading.Event()
+    while not never.wait(_LOOK_EVERY_S):
+        if len(supervisor.unfit) >= processes:
+            raise ConfigurationError(f"no worker could start: {'; '.join(dict.fromkeys(supervisor.unfit))}")
+
+
+def _end(supervisor: Supervisor) -> None:
+    try:
+        supervisor.stop()
+    except KeyboardInterrupt:
+        supervisor.kill()
+        raise JobStopped(
+            "stopped at once; rows in flight go to other workers, their cost is booked as unknown"
+        ) from None
+
+
+def simulate_command(
+    port: Annotated[int, typer.Option("--port", metavar="P", min=0, max=65535, help="0: a free one.")] = 0,
+    latency: Annotated[str, typer.Option("--latency", metavar="T", help="Mean, as 100ms or 1.5s.")] = "100ms",
+    latency_jitter: Annotated[float, typer.Option("--latency-jitter", metavar="X", help="Spread relative to the mean, as 0.2.")] = 0.0,
+    rpm: Annotated[int | None, typer.Option("--rpm", metavar="N", help="Requests per minute.")] = None,
+    tpm: Annotated[int | None, typer.Option("--tpm", metavar="N", help="Tokens per minute.")] = None,
+    fail: Annotated[str, typer.Option("--fail", metavar="K:P,…", help="Kind:probability; an HTTP status, cut, hang, malformed, nousage or empty.")] = "",
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Same seed, same faults.")] = 0,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+) -> None:  # fmt: skip
+    """Run a simulated OpenAI-compatible provider: the models sim-chat and sim-embed, and GET /bill."""
+    config = SimulatorConfig(
+        latency_s=parse_latency(latency),
+        latency_jitter=latency_jitter,
+        requests_per_minute=rpm,
+        tokens_per_minute=tpm,
+        faults=parse_faults(fail),
+        seed=seed,
+    )
+    try:
+        run_simulator(config, host, port)
+    except OSError as fault:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {fault.strerror or fault}; try another port"
+        ) from fault
+
+
+def doctor_command(
+    verify_job: Annotated[str | None, typer.Option("--verify", metavar="JOB", help="Check the invariants of this job's data instead.")] = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Check what may be wrong here, and say what to do: settings, broker, database, keys, models, workers, disk.
+
+    Exit code 2 when a check fails; with --verify, 1 when an invariant is broken.
+    """
+    if verify_job is not None:
+        _verify(verify_job, as_json=as_json)
+        return
+    checks = []
+    for check in examine(load_settings):
+        checks.append(check)
+        if not as_json:
+            tell(_as_text(check))
+    if as_json:
+        print_json([c.as_dict() for c in checks])
+    if any(c.level is Level.FAIL for c in checks):
+        raise typer.Exit(2)
+
+
+def _as_text(check: Check) -> Text:
+    text = Text.assemble((f"{check.level.value:<5}", _STYLES[check.level]), (check.name, "bold"), f": {check.detail}")
+    return text if check.advice is None else text.append(f"\n      → {check.advice}")
+
+
+def _verify(reference: str, *, as_json: bool) -> None:
+    def work(conn: Connection) -> tuple[str, list[Violation]]:
+        job = jobs.find(conn, reference)
+        jobs.sum_counters(conn, [job.id])
+        return job.public_id, verify(conn, job.id)
+
+    with opened(load_settings()) as database:
+        job_id, violations = database.run(work)
+    if as_json:
+        found = [{"name": v.name, "detail": v.detail, "example": v.example} for v in violations]
+        print_json({"job_id": job_id, "violations": found})
+    for v in violations if not as_json else ():
+        tell(Text.assemble(("fail ", "red"), (v.name, "bold"), f": {v.detail} ({v.example})"))
+    if violations:
+        raise typer.Exit(1)
+    if not as_json:
+        tell(f"job {job_id}: every invariant holds")
+
+
+def db_upgrade_command() -> None:
+    """Bring the database to the schema of this version. Safe when many processes start at once."""
+    settings = load_settings()
+    if settings.database_url is None:
+        settings.state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    database = Database(settings.database_address)
+    try:
+        database.run(lambda _: None, patience_s=10)
+        before = migrate.upgrade(database)
+        now = migrate.version(database)
+    finally:
+        database.close()
+    done = f"has schema {now} already" if before == now else f"is at schema {now} (before: {before or 'none'})"
+    sys.stdout.write(f"{database.address} {done}\n")

@@ -1,0 +1,153 @@
+"""The commands that take a data set, and the one that watches: `run`, `submit`, `estimate`, `watch`."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from batchmill_core.errors import ConfigurationError, JobError
+from batchmill_core.job import JobState
+from batchmill_core.settings import Settings, load_settings
+from batchmill_db import jobs
+from batchmill_db.jobs import JobRecord
+from batchmill_ops.live_screen import screen_for
+from batchmill_ops.progress import Follower
+from batchmill_ops.report import read_situation
+from batchmill_ops.stack import Stack
+from batchmill_ops.waits import nobody_serves, resume_here, start_a_worker
+from batchmill_producers.estimate import estimate
+from batchmill_producers.submit import Submission, submit
+
+from .control import resume
+from .finishing import finish
+from .opening import doorbell, opened
+from .options import JobArgument, JsonOption, takes_submission
+from .output import Format, Output, output_of
+from .running import Loading, attached, see_through
+from .tables import estimate_table
+from .terminal import print_json, say, talk, tell
+
+_PANEL = "Data sets through models"
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Adds the commands of this module, in the order that help lists them."""
+
+    def add(name: str, example: str) -> None:
+        command = globals()[f"{name}_command"]
+        shared = takes_submission(command) if name != "watch" else command
+        app.command(name, rich_help_panel=_PANEL, epilog=f"Example: {example}")(shared)
+
+    add("run", "batchmill run reviews.jsonl --model sim-chat --prompt 'Label: {{ text }}' -o labels.jsonl")
+    add("submit", "job=$(batchmill submit reviews.jsonl -m sim-chat -p 'Label: {{ text }}') && batchmill watch $job")
+    add("estimate", "batchmill estimate reviews.jsonl -m gpt-4.1-mini -p 'Label: {{ text }}' --param max_tokens=8")
+    add("watch", "batchmill watch reviews")
+
+
+def run_command(
+    submission: Submission,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="OUT", help="Write the results here when done; - is standard output.")] = None,
+    format: Annotated[Format | None, typer.Option("--format", help="Of the results; by default by the suffix of OUT.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Of the results: result and input columns.")] = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
+    """Run a data set through a model: submit, show progress, write results.
+
+    With no broker configured it starts what it needs here and stops it afterwards. Ctrl-C pauses the job and says how
+    to go on. Exit code 1: some rows ended badly; 3: the job is stopped.
+    """
+    to = _run_output(output, format, columns, as_json=as_json)
+    settings = load_settings()
+    with attached(settings) as stack:
+        record = _submitted(stack, settings, submission)
+        report = see_through(stack, settings, record.id, record.public_id)
+        finish(stack.database, report, to, as_json=as_json)
+
+
+def _run_output(path: str | None, format: Format | None, columns: str | None, *, as_json: bool) -> Output | None:
+    if path is None and (format or columns):
+        raise ConfigurationError("--format and --columns are for results; add -o OUT (or -o - for standard output)")
+    if path == "-" and as_json:
+        raise ConfigurationError("--json and -o - would both write to standard output; keep one of them")
+    return None if path is None else output_of(path, format, columns)
+
+
+def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:
+    """The job, open: a paused one of the same key goes on."""
+    with doorbell(settings, stack.broker_url) as ring, Loading() as loading:
+        record = submit(stack.database, settings, submission, ring=ring, progress=loading)
+    if record.state is JobState.PAUSED:
+        resume(stack.database, record.id, budget_nanousd=submission.budget_nanousd)
+        say(f"job {record.public_id} of key {record.key} was paused; it goes on")
+    elif record.state is JobState.OPEN:
+        say(f"job {record.public_id} · {record.name} · {record.n_rows:,} rows · {record.model}")
+    _say_skipped(record)
+    return record
+
+
+def _say_skipped(record: JobRecord) -> None:
+    if record.n_skipped:
+        first = record.skipped[0]
+        say(f"{record.n_skipped:,} bad rows are left out, the first on line {first['line']}: {first['reason']}")
+
+
+def submit_command(submission: Submission) -> None:
+    """Submit a data set without waiting; the job's id alone goes to standard output.
+
+    Workers that are running take it up. With no broker configured nothing runs by itself: `batchmill resume JOB` does
+    the work.
+    """
+    settings = load_settings()
+    with opened(settings, make=True) as database:
+        with contextlib.ExitStack() as open_things:
+            ring = None if settings.embedded else open_things.enter_context(doorbell(settings))
+            loading = open_things.enter_context(Loading())
+            record = submit(database, settings, submission, ring=ring, progress=loading)
+        _say_skipped(record)
+        situation = read_situation(database, record.id)
+    unserved = nobody_serves(situation, resume_here if settings.embedded else start_a_worker)
+    if record.state is JobState.OPEN and unserved is not None:
+        say(f"saved {record.n_rows:,} rows; {unserved}")
+    elif record.state is not JobState.OPEN:
+        say(f"job {record.public_id} of key {record.key} is there already; it is {record.state}")
+    tell(record.public_id)
+
+
+def estimate_command(submission: Submission, as_json: JsonOption = False) -> None:
+    """Render and check every row with no call, and say what the job would come to.
+
+    Tokens, cost and time are ranges; nothing is sent or saved.
+    """
+    found = estimate(load_settings(), replace(submission, key=None))
+    if as_json:
+        print_json(found.as_dict())
+    else:
+        tell(estimate_table(found))
+
+
+def watch_command(job: JobArgument, as_json: JsonOption = False) -> None:
+    """Watch a job until it ends: rows, rates, cost, time left, errors, and why it waits.
+
+    Ctrl-C ends the watching, not the job. Exit code 1: some rows ended badly; 3: the job is stopped.
+    """
+    settings = load_settings()
+    with opened(settings) as database:
+        with database.reading() as conn:
+            record = jobs.find(conn, job)
+        if record.state is JobState.FAILED:
+            raise JobError(f"job {record.public_id} could not be loaded: {record.reason}")
+        follower = Follower(
+            database=database,
+            job_id=record.id,
+            screen=screen_for(talk()),
+            remedy=resume_here if settings.embedded else start_a_worker,
+        )
+        try:
+            report = follower.wait()
+        except KeyboardInterrupt:
+            say(f"job {record.public_id} goes on; watch it again with: batchmill watch {record.public_id}")
+            raise typer.Exit(0) from None
+        finish(database, report, None, as_json=as_json)

@@ -1,0 +1,45 @@
+"""Pausing, resuming and cancelling a job: SQL alone, which workers notice within a second or two."""
+
+from __future__ import annotations
+
+from batchmill_core.errors import JobError
+from batchmill_core.job import JobState
+from batchmill_db import jobs, telemetry
+from batchmill_db.session import Connection, Database
+
+PAUSED_BY_USER = "paused by the user"
+
+
+def pause(database: Database, job_id: int, *, reason: str = PAUSED_BY_USER) -> bool:
+    """Pauses an open job; answers whether this call did it. Raises JobError for one that has ended or is loading."""
+
+    def work(conn: Connection) -> bool:
+        if jobs.pause(conn, job_id, kind="user", reason=reason):
+            return True
+        job = jobs.get(conn, job_id)
+        if job.state is not JobState.PAUSED:
+            raise JobError(f"job {job.public_id} is {job.state}; only an open job can be paused")
+        return False
+
+    return database.run(work)
+
+
+def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None) -> JobState:
+    """Opens a paused job, and the account whose stop had paused it; answers the state the job had.
+
+    Idempotent on an open job. Raises JobError for a job that has ended.
+    """
+
+    def work(conn: Connection) -> JobState:
+        job = jobs.get(conn, job_id)
+        before = jobs.resume(conn, job_id, budget_nanousd=budget_nanousd)
+        if job.reason_kind == "account" and job.reason_account is not None:
+            telemetry.heal_account(conn, job.reason_account)
+        return before
+
+    return database.run(work)
+
+
+def cancel(database: Database, job_id: int) -> JobState:
+    """Ends a job; answers the state it had. Idempotent. Raises JobError for one that is done."""
+    return database.run(lambda conn: jobs.cancel(conn, job_id))

@@ -1,0 +1,39 @@
+"""What a command that waited for a job says at its end: results, the summary, the exit code."""
+
+from __future__ import annotations
+
+import typer
+
+from batchmill_db.session import Database
+from batchmill_ops.report import JobReport
+
+from .output import Output
+from .tables import report_table
+from .terminal import print_json, say, talk, tell
+
+
+def finish(database: Database, report: JobReport, to: Output | None, *, as_json: bool) -> None:
+    """Writes the results where they were asked for, shows the report, says what comes next.
+
+    Raises typer.Exit with 1 when rows ended badly.
+    """
+    job_id = report.job.public_id
+    if to is not None:
+        count = to.write(database, report.job.id)
+        if to.path is not None:
+            say(f"{count:,} results written to {to.path}")
+    _show(report, as_json=as_json, on_stdout=to is None or to.path is not None)
+    if to is None:
+        say(f"results: batchmill results {job_id} -o FILE.jsonl")
+    if report.bad_rows:
+        say(f"{report.bad_rows:,} rows ended badly; ask them again with: batchmill retry {job_id}")
+        raise typer.Exit(1)
+
+
+def _show(report: JobReport, *, as_json: bool, on_stdout: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+    elif on_stdout:
+        tell(report_table(report))
+    else:
+        talk().print(report_table(report))

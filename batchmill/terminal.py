@@ -1,0 +1,41 @@
+"""Where words go: facts to standard output, talk to standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import orjson
+from rich.console import Console, RenderableType
+
+_WIDE = 200  # for tables that no terminal shows, so that no column is cut
+
+
+def facts() -> Console:
+    """Standard output, for people."""
+    return _console(sys.stdout, stderr=False)
+
+
+def talk() -> Console:
+    """Standard error, for people."""
+    return _console(sys.stderr, stderr=True)
+
+
+def _console(stream: Any, *, stderr: bool) -> Console:
+    width = None if stream.isatty() else _WIDE
+    return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
+
+
+def say(text: str) -> None:
+    """One line of talk, never wrapped, so that commands in it can be copied."""
+    talk().print(text, soft_wrap=True)
+
+
+def tell(what: str | RenderableType) -> None:
+    """Something that was asked for, for people."""
+    facts().print(what, soft_wrap=isinstance(what, str))
+
+
+def print_json(value: Any) -> None:
+    """Something that was asked for, for programs."""
+    sys.stdout.write(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode() + "\n")

@@ -22,6 +22,8 @@ from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.results import NewResult, Save
 from batchmill_db.session import Connection, Database, DatabaseError, DatabaseUnavailable
 
+from .failpoints import failpoint
+
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -191,9 +193,13 @@ class Recorder:
 
     def _together(self, saves: Sequence[tuple[Attempt, Save]], riding: Sequence[_Errand]) -> list[tuple[_Errand, Any]]:
         try:
-            return self._insist(lambda conn: self._all(conn, saves, riding))
+            answers = self._insist(lambda conn: self._all(conn, saves, riding))
         except DatabaseError as fault:
             log.error("group_commit_refused saves=%d error=%s", len(saves), fault)
+        else:
+            if saves:
+                failpoint("after_commit")
+            return answers
         for attempt, save in saves:
             self._save_apart(attempt, save)
         return [(e, self._alone(e)) for e in riding]
@@ -204,7 +210,10 @@ class Recorder:
         for attempt, save in saves:
             if not results.save(conn, save).live:
                 attempt.lost = True
-        return [(e, e.work(conn)) for e in riding]
+        answers = [(e, e.work(conn)) for e in riding]
+        if saves:
+            failpoint("before_commit")
+        return answers
 
     def _insist(self, work: Callable[[Connection], T]) -> T:
         """Tries for as long as the process lives while the database is away; paid answers are worth the wait."""

@@ -19,7 +19,7 @@ from batchmill_core.settings import Settings, api_key
 from batchmill_db import chunks, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
-from .gpu.devices import Slot, available_devices, parse_devices
+from .gpu.listing import slots
 from .lifecycle import DEVICE_VARIABLE, PARENT_FD_VARIABLE, UNFIT_EXIT_CODE
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,6 @@ def plan_gpu(settings: Settings, model: str, devices: str) -> list[ProcessPlan]:
         raise ConfigurationError(
             f"model {model!r} is served by account {entry.account!r}, not by a device; use `batchmill worker api --accounts {entry.account}`"
         )
-    slots: Sequence[Slot] = parse_devices(devices, () if devices == "cpu" else available_devices())
     return [
         ProcessPlan(
             name=slot.name if len(settings.catalog.models) == 1 else f"{slot.name}.{model}",
@@ -105,7 +104,7 @@ def plan_gpu(settings: Settings, model: str, devices: str) -> list[ProcessPlan]:
             slots=settings.gpu_slots,
             environment={**slot.environment(), DEVICE_VARIABLE: slot.name},
         )
-        for slot in slots
+        for slot in slots(devices)
     ]
 
 

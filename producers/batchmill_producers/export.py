@@ -8,6 +8,7 @@ import itertools
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, BinaryIO
 
 import orjson
@@ -43,6 +44,9 @@ COLUMNS = (
     "input",
 )
 _FLUSH_BYTES = 1 << 20
+_PLAIN = tuple(c for c in COLUMNS if c != "input")
+_STATUS = {s.value: s for s in RowStatus}
+_usd = lru_cache(maxsize=4096)(usd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +103,14 @@ def stream_results(database: Database, job_id: int, *, statuses: Iterable[RowSta
 
     Rows of a cancelled job that got no answer are ``cancelled``, rows that brought workers down ``dead``.
     """
+    for fields, raw in _stream(database, job_id, statuses):
+        yield Result(**fields, raw_input=raw)
+
+
+def _stream(
+    database: Database, job_id: int, statuses: Iterable[RowStatus] | None
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The fields of each result, in the order of a JSON line, and its input as stored."""
     with database.reading() as conn:
         job = jobs.get(conn, job_id)
         view = _View(
@@ -120,90 +132,96 @@ def stream_results(database: Database, job_id: int, *, statuses: Iterable[RowSta
         next_row = first + n_rows
 
 
-def _of_payload(view: _View, first: int, lines: Sequence[bytes], saved: Sequence[Any]) -> Iterator[Result]:
-    by_row = {r.row: r for r in saved}
-    for offset, line in enumerate(lines):
-        row = first + offset
+def _of_payload(
+    view: _View, first: int, lines: Sequence[bytes], saved: Sequence[Any]
+) -> Iterator[tuple[dict[str, Any], bytes]]:
+    by_row = {r[0]: r for r in saved}
+    wanted = view.statuses
+    for row, line in enumerate(lines, start=first):
         record = by_row.get(row)
-        status = _status(view, row, record)
-        if status is None or (view.statuses is not None and status not in view.statuses):
+        status = _STATUS[record[2]] if record is not None else _without_result(view, row)
+        if status is None or (wanted is not None and status not in wanted):
             continue
         origin, raw = split_input(line)
-        yield (
-            _unanswered(view, row, status, origin, raw)
-            if record is None
-            else _result(view, record, status, origin, raw)
-        )
+        yield (_unanswered(view, row, status, origin) if record is None else _fields(view, record, status, origin)), raw
 
 
-def _status(view: _View, row: int, record: Any) -> RowStatus | None:
-    if record is not None:
-        return RowStatus(record.status)
+def _without_result(view: _View, row: int) -> RowStatus | None:
     if row in view.dead:
         return RowStatus.DEAD
     return RowStatus.CANCELLED if view.cancelled else None
 
 
-def _result(view: _View, r: Any, status: RowStatus, origin: RowOrigin, raw: bytes) -> Result:
-    return Result(
-        row=r.row,
-        custom_id=origin.custom_id,
-        status=status,
-        output=_output(view, r, status),
-        error=None if r.error_kind is None else {"kind": r.error_kind, "message": r.error or ""},
-        finish_reason=r.finish_reason,
-        model=r.model,
-        account=r.account,
-        usage=None if r.input_tokens is None else {k: getattr(r, f"{k}_tokens") or 0 for k in TOKEN_KINDS},
-        cost_usd=usd(r.cost_nanousd),
-        unknown_usd=usd(r.unknown_nanousd),
-        calls=r.calls,
-        cached=bool(r.cached),
-        latency_ms=r.latency_ms,
-        ttft_ms=r.ttft_ms,
-        sanitized=bool(r.sanitized) or origin.sanitized,
-        source=origin.source,
-        line=origin.line,
-        raw_input=raw,
-    )
+def _fields(view: _View, record: Sequence[Any], status: RowStatus, origin: RowOrigin) -> dict[str, Any]:
+    """Unpacked by position (see `results.EXPORT_COLUMNS`): by name it would take most of an export's time."""
+    (
+        row, _, _, output, embedding, finish_reason, error_kind, error, raw_answer, model, account,
+        input_tokens, cached_input, cache_write, output_tokens, reasoning, cost, unknown, calls,
+        cached, sanitized, latency_ms, ttft_ms, _,
+    ) = record  # fmt: skip
+    if embedding is not None:
+        output = list(struct.unpack(f"<{len(embedding) // 4}f", embedding))
+    elif output is None and raw_answer is not None and status is RowStatus.INVALID:
+        output = raw_answer  # the last answer as it came
+    elif view.structured and status is RowStatus.OK and output is not None:
+        output = _parsed(output)
+    usage = None
+    if input_tokens is not None:
+        usage = {
+            "input": input_tokens,
+            "cached_input": cached_input or 0,
+            "cache_write": cache_write or 0,
+            "output": output_tokens or 0,
+            "reasoning": reasoning or 0,
+        }
+    return {
+        "row": row,
+        "custom_id": origin.custom_id,
+        "status": status,
+        "output": output,
+        "error": None if error_kind is None else {"kind": error_kind, "message": error or ""},
+        "finish_reason": finish_reason,
+        "model": model,
+        "account": account,
+        "usage": usage,
+        "cost_usd": _usd(cost),
+        "unknown_usd": _usd(unknown),
+        "calls": calls,
+        "cached": bool(cached),
+        "latency_ms": latency_ms,
+        "ttft_ms": ttft_ms,
+        "sanitized": bool(sanitized) or origin.sanitized,
+        "source": origin.source,
+        "line": origin.line,
+    }
 
 
-def _output(view: _View, r: Any, status: RowStatus) -> Any:
-    if r.embedding is not None:
-        return list(struct.unpack(f"<{len(r.embedding) // 4}f", r.embedding))
-    if r.output is None and r.raw is not None and status is RowStatus.INVALID:
-        return r.raw  # the last answer as it came
-    if view.structured and status is RowStatus.OK and r.output is not None:
-        try:
-            return orjson.loads(r.output)
-        except orjson.JSONDecodeError:
-            return r.output
-    return r.output
+def _parsed(output: str) -> Any:
+    try:
+        return orjson.loads(output)
+    except orjson.JSONDecodeError:
+        return output
 
 
-def _unanswered(view: _View, row: int, status: RowStatus, origin: RowOrigin, raw: bytes) -> Result:
-    error = {"kind": "crashed", "message": view.dead[row]} if row in view.dead else None
-    return Result(
-        row=row,
-        custom_id=origin.custom_id,
-        status=status,
-        output=None,
-        error=error,
-        finish_reason=None,
-        model=None,
-        account=None,
-        usage=None,
-        cost_usd=None,
-        unknown_usd=None,
-        calls=0,
-        cached=False,
-        latency_ms=None,
-        ttft_ms=None,
-        sanitized=origin.sanitized,
-        source=origin.source,
-        line=origin.line,
-        raw_input=raw,
-    )
+_NOTHING = dict.fromkeys(
+    ("output", "finish_reason", "model", "account", "usage", "cost_usd", "unknown_usd", "latency_ms", "ttft_ms")
+)
+
+
+def _unanswered(view: _View, row: int, status: RowStatus, origin: RowOrigin) -> dict[str, Any]:
+    known = {
+        **_NOTHING,
+        "row": row,
+        "custom_id": origin.custom_id,
+        "status": status,
+        "error": {"kind": "crashed", "message": view.dead[row]} if row in view.dead else None,
+        "calls": 0,
+        "cached": False,
+        "sanitized": origin.sanitized,
+        "source": origin.source,
+        "line": origin.line,
+    }
+    return {c: known[c] for c in _PLAIN}
 
 
 def write_results(
@@ -219,16 +237,14 @@ def write_results(
 
     ``columns`` picks result columns and columns of the input by name. Raises ConfigurationError for an unknown format.
     """
-    found = stream_results(database, job_id, statuses=statuses)
-    if format == "jsonl":
-        lines = _json_lines(found, columns)
-    elif format == "openai":
-        lines = (_openai_line(r) for r in found)
-    elif format == "csv":
-        lines = _csv_lines(found, columns)
-    else:
+    if format not in FORMATS:
         raise ConfigurationError(f"format {format!r} is not known; there are {', '.join(FORMATS)}")
-    return _write(out, lines) - (1 if format == "csv" else 0)
+    if format == "jsonl" and columns is None:
+        return _write(out, _whole_json_lines(_stream(database, job_id, statuses)))
+    found = stream_results(database, job_id, statuses=statuses)
+    if format == "csv":
+        return _write(out, _csv_lines(found, columns)) - 1
+    return _write(out, _json_lines(found, columns or COLUMNS) if format == "jsonl" else map(_openai_line, found))
 
 
 def _write(out: BinaryIO, lines: Iterable[bytes]) -> int:
@@ -245,17 +261,15 @@ def _write(out: BinaryIO, lines: Iterable[bytes]) -> int:
     return count
 
 
-_PLAIN = tuple(c for c in COLUMNS if c != "input")
+def _whole_json_lines(found: Iterable[tuple[dict[str, Any], bytes]]) -> Iterator[bytes]:
+    """All columns, the input spliced in as it was stored."""
+    for fields, raw in found:
+        yield b'%b,"input":%b}\n' % (orjson.dumps(fields)[:-1], raw)
 
 
-def _json_lines(found: Iterable[Result], columns: Sequence[str] | None) -> Iterator[bytes]:
-    if columns is not None:
-        for r in found:
-            yield orjson.dumps(_picked(r, columns), option=orjson.OPT_APPEND_NEWLINE)
-        return
+def _json_lines(found: Iterable[Result], columns: Sequence[str]) -> Iterator[bytes]:
     for r in found:
-        head = orjson.dumps({c: getattr(r, c) for c in _PLAIN})
-        yield b'%b,"input":%b}\n' % (head[:-1], r.raw_input)
+        yield orjson.dumps(_picked(r, columns), option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _picked(r: Result, columns: Sequence[str]) -> dict[str, Any]:

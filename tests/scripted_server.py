@@ -1,6 +1,6 @@
 """A local HTTP server that answers by script, for tests of what a client makes of real bytes.
 
-The n-th request gets the n-th response; the last one repeats. A response is a mapping as in ``shared/cases/responses``:
+The n-th request gets the n-th response; the last one repeats. Or a function answers each request. A response is a mapping as in ``shared/cases/responses``:
 
 - ``status`` (200), ``headers`` ({}), and the body as ``json``, ``text`` or ``bytes``;
 - ``cut_after``: send only that many bytes of the body under its full content-length, then close the connection;
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -42,19 +42,26 @@ class RecordedRequest:
         return orjson.loads(self.body)
 
 
+Answer = Callable[[RecordedRequest], Mapping[str, Any]]
+
+
 class ScriptedServer:
     """``base_url`` ends in ``/v1``; ``requests`` grows as they arrive."""
 
-    def __init__(self, responses: Sequence[Mapping[str, Any]]) -> None:
-        self._replies = [_reply(response) for response in responses]
+    def __init__(self, responses: Sequence[Mapping[str, Any]] | Answer) -> None:
+        self._answer = responses if callable(responses) else None
+        self._replies = [] if callable(responses) else [_reply(response) for response in responses]
         self._connections: set[HttpConnection] = set()
         self.requests: list[RecordedRequest] = []
         self.base_url = ""
 
     def respond(self, request: HttpRequest) -> Reply:
-        reply = self._replies[min(len(self.requests), len(self._replies) - 1)]
-        self.requests.append(RecordedRequest(request.method, request.target, request.headers, request.body))
-        return reply
+        arrived = RecordedRequest(request.method, request.target, request.headers, request.body)
+        number = len(self.requests)
+        self.requests.append(arrived)
+        if self._answer is not None:
+            return _reply(self._answer(arrived))
+        return self._replies[min(number, len(self._replies) - 1)]
 
     async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -70,7 +77,7 @@ class ScriptedServer:
 
 
 @contextmanager
-def scripted(responses: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> Iterator[ScriptedServer]:
+def scripted(responses: Sequence[Mapping[str, Any]] | Mapping[str, Any] | Answer) -> Iterator[ScriptedServer]:
     """Serves the script from a thread for the length of a ``with`` block."""
     server = ScriptedServer([responses] if isinstance(responses, Mapping) else responses)
     loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()

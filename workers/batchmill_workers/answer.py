@@ -126,13 +126,14 @@ async def answer(unit: Unit, way: Way, *, sleep: Callable[[float], Awaitable[Non
 
 async def _after_error(unit: Unit, error: CallError, way: Way, sleep: Callable[[float], Awaitable[None]]) -> bool:
     """Books how the call ended and decides; True when the unit's next call is booked and may be sent."""
+    unit.sending = False
     end = _failed_end(unit, way.step, error)
     _share(unit, end)
     unit.waits = unit.waits + 1 if error.waits else 0
     unit.tries += 0 if error.waits else 1
     decision = retry.decide(error, tries=unit.tries, max_retries=way.step.max_retries, waits=unit.waits, rng=way.rng)
     if isinstance(decision, retry.GiveUp):
-        return await _give_up(unit, error, decision.status, end, way)
+        return await _give_up(unit, error, decision.status, end, way, sleep)
     way.save((), [end])
     if isinstance(decision, retry.Retry):
         return await _wait_and_book(unit, decision.delay_s, way, sleep)
@@ -156,7 +157,14 @@ async def _wait_and_book(unit: Unit, delay_s: float, way: Way, sleep: Callable[[
     return booked
 
 
-async def _give_up(unit: Unit, error: CallError, status: RowStatus, end: CallEnd, way: Way) -> bool:
+async def _give_up(
+    unit: Unit,
+    error: CallError,
+    status: RowStatus,
+    end: CallEnd,
+    way: Way,
+    sleep: Callable[[float], Awaitable[None]],
+) -> bool:
     """The rows end here, unless another row of the same call may be at fault or the route goes on."""
     if len(unit.items) > 1 and not error.retryable:
         way.save((), [end])
@@ -164,7 +172,7 @@ async def _give_up(unit: Unit, error: CallError, status: RowStatus, end: CallEnd
         for items in (unit.items[:middle], unit.items[middle:]):
             half = Unit(items=items, tries=unit.tries - 1)
             if await way.book_again(half):
-                await answer(half, way)
+                await answer(half, way, sleep=sleep)
             else:
                 way.hand_back(Handback(rows=half.rows))
         return False
@@ -172,9 +180,20 @@ async def _give_up(unit: Unit, error: CallError, status: RowStatus, end: CallEnd
         way.save((), [end])
         way.hand_back(Handback(rows=unit.rows, error=error.kind, next_step=True))
         return False
-    answers = [_Answer(status=status, error=error) for _ in unit.items]
-    way.save([_result(i, a, way.step) for i, a in zip(unit.items, answers, strict=True)], [end])
+    way.save(_failed(unit, error, status, way.step), [end])
     return False
+
+
+def _failed(unit: Unit, error: CallError, status: RowStatus, step: Step) -> list[NewResult]:
+    return [_result(i, _Answer(status=status, error=error), step) for i in unit.items]
+
+
+def given_up(unit: Unit, fault: BaseException, step: Step) -> tuple[list[NewResult], list[CallEnd]]:
+    """What a fault of our own on the last try comes to: rows that failed, and a call that may have been billed."""
+    error = EngineFailed(f"internal error: {fault!r}"[:_MESSAGE_CHARS])
+    end = _failed_end(unit, step, error)
+    _share(unit, end)
+    return _failed(unit, error, RowStatus.FAILED, step), [end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

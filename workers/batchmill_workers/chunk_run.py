@@ -27,7 +27,7 @@ from batchmill_db.results import NewResult
 from batchmill_db.session import Connection
 
 from . import validation
-from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error
+from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, given_up
 from .failpoints import failpoint
 from .lanes import LINE_S, LONG_PAUSE_S, Lane
 from .recorder import Recorder, not_sent
@@ -109,6 +109,8 @@ class ChunkRun:
         self._loaded = loaded
         self._seqs = itertools.count(1)
         self._tasks: dict[asyncio.Task[None], Unit] = {}
+        self._calling: dict[asyncio.Task[None], Unit] = {}  # the unit that a task sends now: its own, or a part of it
+        self._booking: set[asyncio.Task[None]] = set()  # tasks between two calls of a row
         self._handbacks: list[Handback] = []
         self._asides: list[asyncio.Future[Any]] = []
         self._fed = 0  # units that were booked and sent on their way
@@ -134,8 +136,9 @@ class ChunkRun:
         """Sends nothing more: what waits is handed back, what is in flight may finish. Idempotent."""
         if self.stopping is None:
             self.stopping = reason
+            myself = asyncio.current_task()
             for task, unit in self._tasks.items():
-                if not unit.sending:
+                if task is not myself and not self._calling.get(task, unit).sending:
                     task.cancel()
 
     def abandon(self) -> None:
@@ -146,7 +149,7 @@ class ChunkRun:
 
     @property
     def in_flight(self) -> int:
-        return sum(u.sending for u in self._tasks.values())
+        return sum(u.sending for u in self._calling.values())
 
     # feeding
 
@@ -193,14 +196,16 @@ class ChunkRun:
         while self._fed < len(groups) and not self._stopped():
             batch = [self._unit(g) for g in groups[self._fed : self._fed + self._lane.book_rows]]
             await window.take(len(batch))
-            await self._line()
-            await self.host.recorder.room()
-            booked = 0 if self._stopped() else await self._book(batch)
-            failpoint("after_reserve")
-            for unit in batch[:booked]:
-                self._spawn(unit)
-            window.give(len(batch) - booked)
-            self._fed += booked
+            sent = 0
+            try:
+                await self._line()
+                await self.host.recorder.room()
+                booked = 0 if self._stopped() else await self._book(batch)
+                failpoint("after_reserve")
+                sent = self._send_off(batch[:booked])
+            finally:
+                window.give(len(batch) - sent)
+            self._fed += sent
         rest = [row for g in groups[self._fed :] for row, _ in g]
         if rest:
             self.hand_back(Handback(rows=rest, wait_s=self._wait_s, error=self.stopping))
@@ -223,6 +228,15 @@ class ChunkRun:
             self.stopping = "lease lost"
         return self.stopping is not None
 
+    def _send_off(self, units: Sequence[Unit]) -> int:
+        """Starts the way of booked units, unless the attempt was stopped while they were being booked."""
+        if self._stopped():
+            self.save((), [not_sent(u.seq, u.bound_nanousd) for u in units])
+            return 0
+        for unit in units:
+            self._spawn(unit)
+        return len(units)
+
     def _spawn(self, unit: Unit) -> None:
         task = asyncio.get_running_loop().create_task(answer(unit, self))
         self._tasks[task] = unit
@@ -230,6 +244,7 @@ class ChunkRun:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         unit = self._tasks.pop(task)
+        self._calling.pop(task, None)
         self._lane.window.give()
         if task.cancelled():  # before it ran at all
             self.save((), [not_sent(unit.seq, unit.bound_nanousd)])
@@ -237,6 +252,9 @@ class ChunkRun:
         elif (fault := task.exception()) is not None:
             log.error("row_way_failed job=%d rows=%s", self.claim.job_id, unit.rows, exc_info=fault)
             self.stop("internal error")
+            if unit.tries >= self.step.max_retries:
+                self.save(*given_up(unit, fault, self.step))
+                return
             self.hand_back(Handback(rows=unit.rows, wait_s=_INTERNAL_WAIT_S, error=f"internal error: {fault!r}"[:500]))
 
     # booking
@@ -256,8 +274,9 @@ class ChunkRun:
         if refusal is None or refusal.reason != "budget":
             self.stop("lease lost" if refusal is not None and refusal.reason == "lost" else "the job was stopped")
             return False
-        if self._tasks:  # what is in flight here may turn out cheaper than its bound
-            await asyncio.wait(self._tasks, timeout=_BUDGET_POLL_S, return_when=asyncio.FIRST_COMPLETED)
+        in_flight = self._tasks.keys() - self._booking
+        if in_flight:  # it may turn out cheaper than its bound
+            await asyncio.wait(in_flight, timeout=_BUDGET_POLL_S, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0.06)  # the recorder settles it within a group commit
             return not self._stopped()
         need = first.bound_nanousd or 0
@@ -302,6 +321,8 @@ class ChunkRun:
 
     async def send(self, unit: Unit) -> Completion:
         request = self._request(unit)
+        if (task := asyncio.current_task()) is not None:
+            self._calling[task] = unit
         try:
             completion = await self._lane.send(request, self.step, unit)
         except (CallError, QuotaWait):
@@ -326,7 +347,22 @@ class ChunkRun:
         )
 
     async def book_again(self, unit: Unit) -> bool:
-        return not self._stopped() and await self._book([unit]) == 1
+        if self._stopped():
+            return False
+        task = asyncio.current_task()
+        assert task is not None
+        self._booking.add(task)
+        booking = asyncio.ensure_future(self._book([unit]))
+        try:
+            booked = await asyncio.shield(booking)
+        except asyncio.CancelledError:  # stopped meanwhile; what is booked all the same has to be void
+            booked = await booking
+        finally:
+            self._booking.discard(task)
+        if booked and self._stopped():
+            self.save((), [not_sent(unit.seq, unit.bound_nanousd)])
+            return False
+        return booked == 1
 
     def save(self, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None:
         for r in rows:

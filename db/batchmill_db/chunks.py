@@ -241,7 +241,8 @@ def reap(conn: Connection, *, limit: int = 100) -> list[Reaped]:
 
     Each expiry is one conditional update, so a heartbeat in between wins. The dead attempt's reserved calls become
     `unknown`. At `CRASH_LIMIT` a chunk of several rows becomes two children that are halved at their next crash; a
-    single row is `dead`. Idempotent: a chunk is reaped once per fence.
+    single row is `dead`. Chunks that wait in the same queues are publishable anew, since a worker that died may have
+    taken their messages along. Idempotent: a chunk is reaped once per fence.
     """
     due = conn.execute(
         select(chunk.c.id, chunk.c.fence)
@@ -249,7 +250,15 @@ def reap(conn: Connection, *, limit: int = 100) -> list[Reaped]:
         .order_by(chunk.c.lease_until_ms)
         .limit(limit)
     ).all()
-    return [r for r in (_reap_one(conn, chunk_id, fence) for chunk_id, fence in due) if r is not None]
+    reaped = [r for r in (_reap_one(conn, chunk_id, fence) for chunk_id, fence in due) if r is not None]
+    if reaped:
+        queues = select(chunk.c.queue).where(chunk.c.id.in_([r.chunk_id for r in reaped])).distinct()
+        conn.execute(
+            update(chunk)
+            .where(_READY, chunk.c.published_ms.is_not(None), chunk.c.queue.in_(queues))
+            .values(published_ms=None)
+        )
+    return reaped
 
 
 def _reap_one(conn: Connection, chunk_id: int, fence: int) -> Reaped | None:

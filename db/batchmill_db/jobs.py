@@ -178,7 +178,7 @@ def find(conn: Connection, reference: str) -> JobRecord:
     found = conn.execute(
         select(job)
         .where(or_(job.c.public_id == reference, job.c.key == reference, job.c.name == reference))
-        .order_by((job.c.public_id == reference).desc(), (job.c.key == reference).desc(), job.c.id.desc())
+        .order_by(case((job.c.public_id == reference, 0), (job.c.key == reference, 1), else_=2), job.c.id.desc())
         .limit(1)
     ).one_or_none()
     if found is None:

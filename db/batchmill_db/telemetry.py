@@ -167,7 +167,8 @@ def lead(conn: Connection, name: str, holder: str, *, ttl_ms: int) -> Leadership
     taken = conn.execute(
         statement.on_conflict_do_update(
             index_elements=[leader.c.name],
-            set_={"holder": holder, "until_ms": statement.excluded.until_ms, "tick_ms": statement.excluded.tick_ms},
+            # Read again: a wait for another's transaction lies between the values above and this.
+            set_={"holder": holder, "until_ms": now_ms() + ttl_ms, "tick_ms": now_ms()},
             where=(leader.c.holder == holder) | (leader.c.until_ms < now_ms()),
         ).returning(leader.c.holder)
     ).scalar_one_or_none()

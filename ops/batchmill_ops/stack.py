@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-from batchmill_core.errors import ConfigurationError
+from batchmill_core.errors import ConfigurationError, JobStopped
 from batchmill_core.settings import Settings
 from batchmill_db import migrate
 from batchmill_db.session import Database
@@ -64,12 +64,19 @@ class Stack:
         return [str(reason) for reason in self._ask({"op": "status"}).get("unfit", [])]
 
     def _ask(self, message: Message) -> Message:
-        """Asks the stack's process; one that died is first started again, over the same files."""
+        """Asks the stack's process; one that died is first started again, over the same files.
+
+        Raises JobStopped when somebody stopped it: that is to stand.
+        """
         if self._hold is None:
             return {}
         try:
             return self._hold.ask(message)
         except LinkLost as lost:
+            if not self._folder.state_file.exists():  # it is left by a crash only
+                raise JobStopped(
+                    f"the embedded stack of {self._folder.path} was stopped; go on with `batchmill resume JOB`"
+                ) from lost
             log.warning("stack_lost reason=%s; starting it again", lost)
         self._hold.close()
         self._hold = take_hold(self._configured, self._folder)

@@ -18,12 +18,15 @@ from batchmill_db.session import Connection, Database
 from batchmill_workers.gpu.devices import usable_cores
 from batchmill_workers.launch import ProcessPlan, Supervisor, plan_api, plan_gpu
 
+from .stack_folder import tail
+
 log = logging.getLogger(__name__)
 
 _CORES_PER_PROCESS = 2  # one for its event loop, one for its recorder, the broker and the database
 _MOST_PROCESSES = 4  # of one account: some 8,000 rows/s
 _DEFAULT_IN_FLIGHT = 256
 _CPU_ENGINES = frozenset({"openvino"})  # it cannot use NVIDIA's GPUs
+_WORKER_SAYS = "batchmill worker: "
 _UNSAFE_IN_FILE_NAME = re.compile(r"[^A-Za-z0-9.+-]")
 
 
@@ -35,10 +38,10 @@ class _Group:
     refused: str | None = None
     users: set[int] = field(default_factory=set)
 
-    def unfit(self, queue: str) -> list[str]:
+    def unfit(self, queue: str, logs: Path) -> list[str]:
         if self.supervisor is None:
             return [f"{queue}: {self.refused}"]
-        return self.supervisor.unfit
+        return [_with_log(reason, logs) for reason in self.supervisor.unfit]
 
     @property
     def useless(self) -> bool:
@@ -121,7 +124,7 @@ class StackWorkers:
         return sorted(self._groups)
 
     def unfit(self) -> list[str]:
-        return [reason for queue, group in sorted(self._groups.items()) for reason in group.unfit(queue)]
+        return [reason for queue, group in sorted(self._groups.items()) for reason in group.unfit(queue, self._logs)]
 
     def pids(self) -> list[int]:
         return [pid for supervisor in self._supervisors() for pid in supervisor.pids]
@@ -141,6 +144,15 @@ class StackWorkers:
 
     def _supervisors(self) -> list[Supervisor]:
         return [group.supervisor for group in list(self._groups.values()) if group.supervisor is not None]
+
+
+def _with_log(reason: str, logs: Path) -> str:
+    """A process that failed before it could note its reason in the database said it last in its log."""
+    name, _, said = reason.partition(": ")
+    if not said.startswith("see its log"):
+        return reason
+    last = (tail(logs / f"{name}.log").splitlines() or [""])[-1].removeprefix(_WORKER_SAYS)
+    return f"{name}: {last or said}"
 
 
 def plans_for(settings: Settings, queue: str) -> list[ProcessPlan]:
@@ -208,4 +220,4 @@ def is_worker(pid: int) -> bool:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
-    return b"batchmill_workers" in command
+    return b"batchmill_workers.tasks" in command.split(b"\0")

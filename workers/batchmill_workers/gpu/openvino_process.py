@@ -133,19 +133,10 @@ class Batch:
 
 def load(configuration: Frame, channel: Channel) -> tuple[Batch, Frame]:
     """The model, loaded and warmed up by one short request, with the seconds that each took."""
-    import openvino_genai
-
     options = OpenVinoOptions(**configuration["options"])
     began = time.monotonic()
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(Path(configuration["path"])),
-        _scheduler(openvino_genai.SchedulerConfig(), options),
-        configuration["device"],
-        _properties(options, configuration["device"]),
-    )
+    pipeline = build_pipeline(Path(configuration["path"]), configuration["device"], options)
     tokenizer = pipeline.get_tokenizer()
-    if options.chat_template:
-        tokenizer.set_chat_template(options.chat_template)
     if not tokenizer.chat_template:
         raise ValueError("the model has no chat template; give one as options.chat_template")
     loaded = time.monotonic()
@@ -153,6 +144,18 @@ def load(configuration: Frame, channel: Channel) -> tuple[Batch, Frame]:
     facts = {"load_s": loaded - began, "warm_up_s": time.monotonic() - loaded, "pid": os.getpid()}
     batch = Batch(pipeline, channel, context_tokens=configuration["context_tokens"], guided=options.guided)
     return batch, facts
+
+
+def build_pipeline(path: Path, device: str, options: OpenVinoOptions) -> Any:
+    """The bare ContinuousBatchingPipeline under our options."""
+    import openvino_genai
+
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
+        str(path), _scheduler(openvino_genai.SchedulerConfig(), options), device, _properties(options, device)
+    )
+    if options.chat_template:
+        pipeline.get_tokenizer().set_chat_template(options.chat_template)
+    return pipeline
 
 
 def _scheduler(config: Any, options: OpenVinoOptions) -> Any:

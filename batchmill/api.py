@@ -10,7 +10,8 @@ from typing import Any
 
 from batchmill_core.settings import load_settings
 
-from .client import Client, Job, make_submission
+from .asked import make_submission
+from .client import Client, Job
 
 _lock = threading.Lock()
 _default: Client | None = None

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=arguments, prog_name="batchmill", standalone_mode=False)
         sys.stdout.flush()
     except typer.TyperException as fault:
-        return _refuse(fault.format_message() + _hint(fault), EXIT_USAGE)
+        return _refuse(_usage(fault), EXIT_USAGE)
     except JobStopped as stop:
         return _refuse(str(stop), EXIT_STOPPED)
     except BatchmillError as fault:
@@ -72,13 +72,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse(message: str, code: int) -> int:
-    say(f"batchmill: {message}")
+    if message:
+        say(f"batchmill: {message}")
     return code
 
 
-def _hint(fault: Exception) -> str:
+def _usage(fault: typer.TyperException) -> str:
+    """What typer says, with where to read more; nothing when it has printed the help by itself."""
+    message = fault.format_message().replace("Value error, ", "")
     context = getattr(fault, "ctx", None)
-    return "" if context is None else f" (see `{context.command_path} --help`)"
+    return f"{message} (see `{context.command_path} --help`)" if message and context is not None else message
 
 
 def _quiet_end() -> int:

@@ -19,7 +19,7 @@ from batchmill_ops.waits import resume_here, start_a_worker, why_waiting
 from batchmill_producers.retry import retry
 
 from . import control
-from .client import parse_budget, statuses_of
+from .asked import parse_budget, statuses_of
 from .finishing import finish
 from .opening import opened
 from .options import BudgetOption, JobArgument, JsonOption, ParamOption, parse_params

@@ -6,28 +6,31 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
 from batchmill_core.errors import ConfigurationError, JobStopped
 from batchmill_core.settings import HOME_VARIABLE, Settings, load_settings
-from batchmill_db import jobs, migrate
+from batchmill_db import jobs
 from batchmill_db.session import Connection, Database
-from batchmill_db.verify import Violation, verify
-from batchmill_ops.doctor import Check, Level, examine
-from batchmill_ops.simulator import SimulatorConfig, parse_faults, parse_latency, run_simulator
-from batchmill_workers.launch import ProcessPlan, Supervisor, plan_api, plan_gpu
 
 from .opening import opened
 from .options import JsonOption
 from .running import attached
 from .terminal import print_json, say, tell
 
+if TYPE_CHECKING:
+    from batchmill_db.verify import Violation
+    from batchmill_ops.doctor import Check
+    from batchmill_workers.launch import ProcessPlan, Supervisor
+
+# What a command runs is imported by the command: all of it together takes a second, which `--help` need not.
+
 _PANEL = "Operating"
 _LOOK_EVERY_S = 0.2
-_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red"}
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -53,6 +56,8 @@ def worker_api_command(
 
     The first Ctrl-C or SIGTERM lets calls in flight finish, the second stops at once.
     """
+    from batchmill_workers.launch import plan_api
+
     settings = load_settings()
     names = None if accounts is None else [a.strip() for a in accounts.split(",") if a.strip()]
     _work(settings, plan_api(settings, names, processes=processes))
@@ -63,12 +68,16 @@ def worker_gpu_command(
     devices: Annotated[str, typer.Option("--devices", metavar="D", help="all, 0,1 (one process each), 0+1 (one process over both) or cpu.")] = "all",
 ) -> None:  # fmt: skip
     """Serve one model with one process per device of this host, pinned to it."""
+    from batchmill_workers.launch import plan_gpu
+
     settings = load_settings()
     _work(settings, plan_gpu(settings, model, devices))
 
 
 def _work(settings: Settings, plans: Sequence[ProcessPlan]) -> None:
     """Runs worker processes until a signal, or until none of them can start."""
+    from batchmill_workers.launch import Supervisor
+
     logging.getLogger("batchmill_workers.launch").setLevel(logging.INFO)
     with attached(settings) as stack:
         where = {HOME_VARIABLE: str(settings.home), "BATCHMILL_BROKER_URL": stack.broker_url}
@@ -111,6 +120,8 @@ def simulate_command(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
 ) -> None:  # fmt: skip
     """Run a simulated OpenAI-compatible provider: the models sim-chat and sim-embed, and GET /bill."""
+    from batchmill_ops.simulator import SimulatorConfig, parse_faults, parse_latency, run_simulator
+
     config = SimulatorConfig(
         latency_s=parse_latency(latency),
         latency_jitter=latency_jitter,
@@ -135,6 +146,8 @@ def doctor_command(
 
     Exit code 2 when a check fails; with --verify, 1 when an invariant is broken.
     """
+    from batchmill_ops.doctor import Level, examine
+
     if verify_job is not None:
         _verify(verify_job, as_json=as_json)
         return
@@ -150,11 +163,15 @@ def doctor_command(
 
 
 def _as_text(check: Check) -> Text:
-    text = Text.assemble((f"{check.level.value:<5}", _STYLES[check.level]), (check.name, "bold"), f": {check.detail}")
+    text = Text.assemble(
+        (f"{check.level.value:<5}", _STYLES[check.level.value]), (check.name, "bold"), f": {check.detail}"
+    )
     return text if check.advice is None else text.append(f"\n      → {check.advice}")
 
 
 def _verify(reference: str, *, as_json: bool) -> None:
+    from batchmill_db.verify import verify
+
     def work(conn: Connection) -> tuple[str, list[Violation]]:
         job = jobs.find(conn, reference)
         jobs.sum_counters(conn, [job.id])
@@ -175,6 +192,8 @@ def _verify(reference: str, *, as_json: bool) -> None:
 
 def db_upgrade_command() -> None:
     """Bring the database to the schema of this version. Safe when many processes start at once."""
+    from batchmill_db import migrate
+
     settings = load_settings()
     if settings.database_url is None:
         settings.state_folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,6 @@ from batchmill_db.jobs import JobRecord
 from batchmill_ops.live_screen import screen_for
 from batchmill_ops.progress import Follower
 from batchmill_ops.report import read_situation
-from batchmill_ops.stack import Stack
 from batchmill_ops.waits import nobody_serves, resume_here, start_a_worker
 from batchmill_producers.estimate import estimate
 from batchmill_producers.submit import Submission, submit
@@ -29,6 +28,9 @@ from .output import Format, Output, output_of
 from .running import Loading, attached, see_through
 from .tables import estimate_table
 from .terminal import print_json, say, talk, tell
+
+if TYPE_CHECKING:
+    from batchmill_ops.stack import Stack
 
 _PANEL = "Data sets through models"
 

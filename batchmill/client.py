@@ -10,10 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from batchmill_core.errors import ConfigurationError
-from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.settings import Settings
-from batchmill_core.usage import nanousd, usd
+from batchmill_core.usage import usd
 from batchmill_db import chunks, jobs, ledger
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection, Database
@@ -26,6 +24,7 @@ from batchmill_producers.export import Result, stream_results
 from batchmill_producers.retry import retry
 from batchmill_producers.submit import Submission, submit
 
+from .asked import parse_budget, statuses_of
 from .control import cancel, pause, resume
 from .opening import doorbell, open_database
 
@@ -218,43 +217,3 @@ class Job:
         if count:
             client.hold(self._number)
         return count
-
-
-def make_submission(
-    dataset: Any, *, budget_usd: float | str | None = None, task: str | None = None, **options: Any
-) -> Submission:
-    """A Submission from the options of the Python API. Raises ConfigurationError for an amount or task that is none."""
-    if options.get("params") is None:
-        options["params"] = {}
-    return Submission(
-        dataset=dataset,
-        budget_nanousd=None if budget_usd is None else parse_budget(budget_usd),
-        task=None if task is None else _task(task),
-        **options,
-    )
-
-
-def statuses_of(status: str | Iterable[str] | None) -> list[RowStatus] | None:
-    """Row statuses by name, from ``"failed,invalid"`` or several names. Raises ConfigurationError for an unknown one."""
-    if status is None:
-        return None
-    names = [n.strip() for text in ([status] if isinstance(status, str) else status) for n in str(text).split(",")]
-    try:
-        return [RowStatus(n) for n in names if n]
-    except ValueError as fault:
-        raise ConfigurationError(f"{fault}; the statuses are {', '.join(RowStatus)}") from None
-
-
-def parse_budget(amount: float | str) -> int:
-    """Nano-USD of an amount of USD. Raises ConfigurationError."""
-    try:
-        return nanousd(amount)
-    except ValueError as fault:
-        raise ConfigurationError(f"the budget {fault}; write USD, such as 5 or 0.50") from None
-
-
-def _task(task: str) -> TaskKind:
-    try:
-        return TaskKind(task)
-    except ValueError:
-        raise ConfigurationError(f"task {task!r} is not known; there are chat and embed") from None

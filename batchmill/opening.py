@@ -6,9 +6,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kombu.exceptions import OperationalError
-
-from batchmill_core.broker import make_celery, publish
 from batchmill_core.errors import JobError
 from batchmill_core.settings import Settings
 from batchmill_db import migrate
@@ -60,6 +57,10 @@ def open_database(settings: Settings, *, make: bool = False) -> Database:
 @contextmanager
 def doorbell(settings: Settings, broker_url: str | None = None) -> Iterator[Callable[[Doorbell], None]]:
     """Publishes chunks to the broker. One that cannot be reached is no error: the dispatcher publishes instead."""
+    from kombu.exceptions import OperationalError  # Celery takes its time to load; most commands need none
+
+    from batchmill_core.broker import make_celery, publish
+
     app = make_celery(settings, broker_url=broker_url)
     broken = False
 

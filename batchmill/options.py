@@ -13,7 +13,7 @@ import typer
 from batchmill_core.errors import ConfigurationError
 from batchmill_producers.submit import Submission
 
-from .client import make_submission
+from .asked import make_submission
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its id, its key, or its name (the newest of it).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]

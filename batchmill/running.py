@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.status import Status
 
@@ -17,11 +18,13 @@ from batchmill_db.session import Database
 from batchmill_ops.live_screen import screen_for
 from batchmill_ops.progress import LINE_EVERY_S, OWN_PATIENCE_S, UNSERVED_PATIENCE_S, Follower
 from batchmill_ops.report import JobReport
-from batchmill_ops.stack import Stack, attach
 from batchmill_ops.waits import start_a_worker, wait_for_own
 
 from .control import pause
 from .terminal import say, talk
+
+if TYPE_CHECKING:
+    from batchmill_ops.stack import Stack
 
 
 @contextlib.contextmanager
@@ -30,6 +33,8 @@ def attached(settings: Settings) -> Iterator[Stack]:
 
     An embedded stack drains at the end, if nobody else uses it; an interrupt meanwhile ends it at once.
     """
+    from batchmill_ops.stack import attach
+
     with _terminable():
         stack = attach(settings)
         try:

@@ -82,7 +82,7 @@ def jobs_table(reports: Iterable[JobReport]) -> Table:
     for name in ("rows", "done", "bad", "cost", "rows/s"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("created (UTC)", no_wrap=True)
-    table.add_column("reason", overflow="ellipsis", no_wrap=True)
+    table.add_column("reason")  # the only one that wraps, so that the others are never cut
     for r in reports:
         job = r.job
         table.add_row(
@@ -96,7 +96,7 @@ def jobs_table(reports: Iterable[JobReport]) -> Table:
             dollars(r.cost_nanousd),
             rate(r.rows_per_s),
             _minute(job.created_ms),
-            job.reason or "",
+            one_line(job.reason or "", 80),
         )
     return table
 

@@ -32,8 +32,14 @@ def say(text: str) -> None:
 
 
 def tell(what: str | RenderableType) -> None:
-    """Something that was asked for, for people."""
-    facts().print(what, soft_wrap=isinstance(what, str))
+    """Something that was asked for, for people. Where no terminal shows it, lines end without padding."""
+    console = facts()
+    if console.is_terminal:
+        console.print(what, soft_wrap=isinstance(what, str))
+        return
+    with console.capture() as held:
+        console.print(what, soft_wrap=isinstance(what, str))
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
 
 
 def print_json(value: Any) -> None:

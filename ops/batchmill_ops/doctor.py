@@ -22,6 +22,7 @@ from batchmill_db.session import Connection, Database
 from batchmill_workers.gpu.sources import resolve_source
 
 from .figures import one_line
+from .stack import is_running
 from .waits import how_to_serve
 
 _CONNECT_S = 3.0
@@ -120,7 +121,7 @@ def check_broker(settings: Settings) -> Check:
     """Whether the broker answers, is new enough and never evicts."""
     url = settings.broker_url
     if url is None:
-        return ok("broker", "embedded: starts when needed")
+        return ok("broker", "embedded: runs" if is_running(settings) else "embedded: starts when needed")
     shown = redacted_url(url)
     client = redis.Redis.from_url(url, socket_timeout=_CONNECT_S, socket_connect_timeout=_CONNECT_S)
     try:

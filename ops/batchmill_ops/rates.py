@@ -26,8 +26,8 @@ class PaceMeter:
 
     def add(self, at_s: float, *, done: int, tokens: int, rows: int) -> Pace:
         """Notes how far the job is at ``at_s`` and answers its pace. ``rows`` is how many there are in all."""
-        if self._samples and done < self._samples[-1][1]:
-            self._samples.clear()  # a retry took rows back
+        if self._samples and (done < self._samples[-1][1] or (len(self._samples) == 1 and done == self._samples[0][1])):
+            self._samples.clear()  # a retry took rows back, or nothing has begun: waiting for workers is no pace
         self._samples.append((at_s, done, tokens))
         while len(self._samples) > 2 and self._samples[1][0] <= at_s - self._window_s:
             self._samples.popleft()

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 
 from batchmill_core.errors import BatchmillError
-from batchmill_core.request import RowStatus
 from batchmill_core.settings import load_settings
 from batchmill_core.usage import usd
 from batchmill_ops.report import JobReport
@@ -36,7 +35,7 @@ TOML = """\
 # Written by `make run`. The provider is simulated and stops with the demo; the model on the GPU queue is real.
 [accounts.sim]
 base_url = "{base_url}"
-max_in_flight = 32
+max_in_flight = 64
 
 [models.sim-chat]
 account = "sim"
@@ -57,17 +56,24 @@ class Part:
     model: str
     queue: str
     limit: int | None
+    max_tokens: int
 
 
 PARTS = (
-    Part(title="all reviews, over HTTP", model="sim-chat", queue="api.sim", limit=None),
-    Part(title=f"the first {LOCAL_ROWS}, on this host", model="smollm2", queue="gpu.smollm2", limit=LOCAL_ROWS),
+    Part(title="all reviews, over HTTP", model="sim-chat", queue="api.sim", limit=None, max_tokens=5),
+    Part(
+        title=f"the first {LOCAL_ROWS}, on this host",
+        model="smollm2",
+        queue="gpu.smollm2",
+        limit=LOCAL_ROWS,
+        max_tokens=12,
+    ),
 )
 
 
 def main() -> int:
     """Runs the demo; answers the exit code."""
-    console = Console(stderr=False, highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     console.print(f"[bold]Batchmill[/] grinds {DATA.name} through two models. It works in [bold]{HOME}/[/].\n")
     HOME.mkdir(exist_ok=True)
     with simulated(SimulatorConfig(latency_s=0.15, latency_jitter=0.3, faults=parse_faults(FAULTS))) as provider:
@@ -95,7 +101,7 @@ def _submit(client: Client, part: Part) -> Job:
         DATA,
         model=part.model,
         prompt=PROMPT,
-        params={"max_tokens": 5, "temperature": 0},
+        params={"max_tokens": part.max_tokens, "temperature": 0},
         budget_usd="1",
         limit=part.limit,
         id_column="id",
@@ -138,14 +144,15 @@ def _show(console: Console, jobs: Sequence[Job], reports: Sequence[JobReport]) -
 def _show_answers(console: Console, jobs: Sequence[Job]) -> None:
     """The two models' answers side by side, in different languages, with the stars that the customer gave."""
     table = Table(title="Some answers", title_style="bold", header_style="bold", expand=False)
-    table.add_column("review", max_width=44, no_wrap=True, overflow="ellipsis")
-    for name in ("stars", *(p.model for p in PARTS)):
-        table.add_column(name, max_width=24, no_wrap=True, overflow="ellipsis")
+    table.add_column("review", max_width=36, no_wrap=True, overflow="ellipsis")
+    table.add_column("stars", no_wrap=True)
+    for part in PARTS:
+        table.add_column(part.model, max_width=26, no_wrap=True, overflow="ellipsis")
     local = {r.row: r for r in jobs[1].results()}
     seen: Counter[str] = Counter()
     for result in jobs[0].results():
         lang = str(result.input["lang"])
-        if result.row in local and not seen[lang] and result.status is RowStatus.OK and len(seen) < 8:
+        if result.row in local and not seen[lang] and result.output in ("positive", "negative") and len(seen) < 8:
             seen[lang] += 1
             text = " ".join(str(result.input["text"]).split())
             table.add_row(text, "★" * int(result.input["stars"]), str(result.output), str(local[result.row].output))

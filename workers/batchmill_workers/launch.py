@@ -102,7 +102,7 @@ def plan_gpu(settings: Settings, model: str, devices: str) -> list[ProcessPlan]:
             name=slot.name if len(settings.catalog.models) == 1 else f"{slot.name}.{model}",
             queues=(entry.queue,),
             slots=settings.gpu_slots,
-            environment={**slot.environment(), DEVICE_VARIABLE: slot.name},
+            environment={**slot.environment(), DEVICE_VARIABLE: slot.engine_device},
         )
         for slot in slots(devices)
     ]

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from batchmill_core.errors import CallState
@@ -20,7 +21,7 @@ from batchmill_db import ledger, results
 from batchmill_db.chunks import Child, Claim
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.results import NewResult, Save
-from batchmill_db.session import Connection, Database, DatabaseError, DatabaseUnavailable
+from batchmill_db.session import Connection, Database, DatabaseUnavailable
 
 from .failpoints import failpoint
 
@@ -31,6 +32,7 @@ GROUP_ROWS = 128
 GAP_S = 0.05
 CAPACITY_ROWS = 4096
 _OUTAGE_PATIENCE_S = 5.0
+_UNSTORABLE = "unstorable"
 _SEQ_STEP = 10_000  # saves are numbered with room between, for the pieces of one that was refused as a whole
 
 
@@ -108,9 +110,12 @@ class Recorder:
 
     async def room(self) -> None:
         """Waits until the buffer has room, so that memory stays bounded while the database is slow or away."""
-        while self._buffered >= self._capacity_rows:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(waiter)
+        while True:
+            with self._lock:  # else the last commit could pass by between the look and the wait
+                if self._buffered < self._capacity_rows:
+                    return
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                self._waiters.append(waiter)
             await waiter
 
     async def reserve(self, calls: Sequence[NewCall], *, budgeted: bool) -> Reservation:
@@ -126,7 +131,15 @@ class Recorder:
         with self._lock:
             self._attempts.pop((attempt.claim.chunk_id, attempt.claim.fence), None)
             save = self._take(attempt, children=children, releases=True)
-        saved = await self.run(lambda conn: results.save(conn, save))
+        try:
+            saved = await self.run(lambda conn: results.save(conn, save))
+        except DatabaseUnavailable:
+            raise
+        except Exception as fault:  # noqa: BLE001  # drivers raise what they please for a value that they cannot send
+            log.error("release_refused chunk=%d error=%s", save.claim.chunk_id, fault)
+            await asyncio.to_thread(self._save_apart, attempt, save)
+            bare = replace(save, results=(), ends=())
+            saved = await self.run(lambda conn: results.save(conn, bare))
         return saved.live
 
     async def _errand(self, work: Callable[[Connection], T], *, urgent: bool) -> T:
@@ -194,7 +207,7 @@ class Recorder:
     def _together(self, saves: Sequence[tuple[Attempt, Save]], riding: Sequence[_Errand]) -> list[tuple[_Errand, Any]]:
         try:
             answers = self._insist(lambda conn: self._all(conn, saves, riding))
-        except DatabaseError as fault:
+        except Exception as fault:  # noqa: BLE001  # as in `release`
             log.error("group_commit_refused saves=%d error=%s", len(saves), fault)
         else:
             if saves:
@@ -240,17 +253,14 @@ class Recorder:
             attempt.lost = not self._save_piece(piece) or attempt.lost
 
     def _save_piece(self, piece: Save) -> bool:
-        try:
-            return self._insist(lambda conn: results.save(conn, piece)).live
-        except DatabaseError as fault:
-            log.error(
-                "row_cannot_be_stored job=%d rows=%s error=%s",
-                piece.claim.job_id,
-                [r.row for r in piece.results],
-                fault,
-            )
-            spoken = replace(piece, results=[_unstorable(r, fault) for r in piece.results])
-            return self._insist(lambda conn: results.save(conn, spoken)).live
+        """Saves one row with its calls; what the database refuses of them is left out, step by step."""
+        for version in _versions(piece):
+            try:
+                return self._insist(partial(_live, version))
+            except Exception as fault:  # noqa: BLE001  # as in `release`
+                rows = [r.row for r in piece.results]
+                log.error("row_cannot_be_stored job=%d rows=%s error=%s", piece.claim.job_id, rows, fault)
+        return True
 
     def _tell(self, answers: Sequence[tuple[_Errand, Any]], waiters: Sequence[asyncio.Future[None]]) -> None:
         def deliver() -> None:
@@ -269,12 +279,25 @@ class Recorder:
             self._loop.call_soon_threadsafe(deliver)
 
 
-def _unstorable(row: NewResult, fault: DatabaseError) -> NewResult:
+def _live(save: Save, conn: Connection) -> bool:
+    return results.save(conn, save).live
+
+
+def _versions(piece: Save) -> Iterator[Save]:
+    """The piece as it is; without its answer; and without what the provider said of its usage either."""
+    yield piece
+    yield replace(piece, results=[_unstorable(r) for r in piece.results])
+    unknown = [CallEnd(seq=e.seq, state=CallState.UNKNOWN, error_kind=_UNSTORABLE) for e in piece.ends]
+    bare = [replace(_unstorable(r), usage=None, cost_nanousd=None) for r in piece.results]
+    yield replace(piece, results=bare, ends=unknown)
+
+
+def _unstorable(row: NewResult) -> NewResult:
     return NewResult(
         row=row.row,
         status=RowStatus.FAILED,
-        error_kind="unstorable",
-        error=f"the database refused to store this row's answer: {fault}",
+        error_kind=_UNSTORABLE,
+        error="the database refused to store this row's answer; the worker's log says why",
         usage=row.usage,
         cost_nanousd=row.cost_nanousd,
         unknown_nanousd=row.unknown_nanousd,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from batchmill_core.errors import ConfigurationError, JobStopped
 from batchmill_core.settings import Settings
 from batchmill_db import migrate
-from batchmill_db.session import Database
+from batchmill_db.session import Database, DatabaseError
 
 from .stack_folder import LockTaken, StackFolder, exclusive
 from .stack_hold import Hold, status, take_hold
@@ -21,6 +21,7 @@ __all__ = ["Stack", "attach", "is_running"]
 log = logging.getLogger(__name__)
 
 _KILL_AFTER_S = 10.0
+_DATABASE_WAIT_S = 10.0
 _MIGRATE_WAIT_S = 60.0
 
 
@@ -118,6 +119,7 @@ def attach(settings: Settings) -> Stack:
         folder = StackFolder(path=settings.state_folder)
         if settings.embedded or settings.database_url is None:
             folder.prepare()
+        _answer_for(database)
         if not settings.embedded:
             migrate.check(database)
             return Stack(settings, database, None)
@@ -126,6 +128,15 @@ def attach(settings: Settings) -> Stack:
     except BaseException:
         database.close()
         raise
+
+
+def _answer_for(database: Database) -> None:
+    try:
+        database.run(lambda conn: None, patience_s=_DATABASE_WAIT_S)
+    except DatabaseError as fault:
+        raise ConfigurationError(
+            f"the database {database.address} cannot be used: {fault}; correct database_url, or move the file away"
+        ) from fault
 
 
 def _ready_database(settings: Settings, database: Database, folder: StackFolder) -> None:

@@ -18,12 +18,17 @@ import pytest
 import redis
 
 from batchmill_core.errors import ConfigurationError, JobStopped, SchemaVersionError
+from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
-from batchmill_db import telemetry
+from batchmill_db import jobs, telemetry
+from batchmill_db.jobs import JobRecord
+from batchmill_db.session import Connection
 from batchmill_db.telemetry import WorkerRecord
+from batchmill_ops.simulator import SimulatorConfig, simulated
 from batchmill_ops.stack import Stack, attach, is_running, processes
 from batchmill_ops.stack_folder import StackFolder
 from batchmill_ops.stack_hold import status
+from batchmill_producers.submit import Submission, submit
 from tests.servers import Valkey
 
 PATIENCE_S = 30.0
@@ -318,6 +323,50 @@ def test_a_user_may_join_while_the_workers_of_the_last_one_drain(settings: Setti
     joined.stop()
 
 
+def test_after_a_crash_of_everything_the_job_goes_on_at_once_without_waiting_for_leases(settings: Settings) -> None:
+    with simulated(SimulatorConfig(latency_s=0.1)) as provider:
+        settings = with_provider(settings, provider.base_url)
+        stack = attach(settings)
+        stack.serve(["api.sim"])
+        data = [{"text": f"good number {n}"} for n in range(2000)]
+        wanted = Submission(
+            dataset=data, model="sim-chat", prompt="{{ text }}", params={"max_tokens": 5}, chunk_size=100
+        )
+        job = submit(stack.database, settings, wanted)
+        wait_for(lambda: 0 < current(stack, job.id).done < 1500)
+        for process in running_in(settings.home):
+            process.kill()
+        wait_for(lambda: not running_in(settings.home))
+        stack.stop()
+        again = attach(settings)
+        saved = current(again, job.id).done
+        again.serve(["api.sim"])
+        began = time.monotonic()
+        wait_for(lambda: current(again, job.id).state == JobState.DONE)
+        took_s = time.monotonic() - began
+        calls = provider.bill()["calls"]
+        again.stop()
+
+    assert 0 < saved < 2000
+    assert took_s < settings.lease_s / 3
+    assert calls <= 2000 + 256 + 8  # what was in flight, at most, is asked again
+
+
+def with_provider(settings: Settings, base_url: str) -> Settings:
+    path = settings.home / "batchmill.toml"
+    sim = "\n[models.sim-chat]\naccount = 'sim'\n"
+    path.write_text(CATALOG.replace("http://127.0.0.1:9/v1", base_url, 1) + sim)
+    return load_settings(settings.home)
+
+
+def current(stack: Stack, job_id: int) -> JobRecord:
+    def now(conn: Connection) -> JobRecord:
+        jobs.sum_counters(conn, [job_id])
+        return jobs.get(conn, job_id)
+
+    return stack.database.run(now)
+
+
 def test_kill_ends_workers_that_do_not_drain(settings: Settings) -> None:
     stack = attach(settings)
     stack.serve(["api.sim"])
@@ -363,6 +412,15 @@ def test_a_folder_that_cannot_be_written_is_refused_with_a_way_out(settings: Set
 
     with pytest.raises(ConfigurationError, match="BATCHMILL_HOME"):
         attach(settings)
+
+
+def test_a_database_file_that_is_none_is_refused_by_name(settings: Settings) -> None:
+    StackFolder(path=settings.state_folder).prepare()
+    (settings.state_folder / "batchmill.db").write_text("no database " * 100)
+
+    with pytest.raises(ConfigurationError, match=r"batchmill\.db cannot be used: file is not a database"):
+        attach(settings)
+    assert not is_running(settings)
 
 
 def test_a_stack_on_another_database_is_not_joined(settings: Settings) -> None:

@@ -281,7 +281,7 @@ def test_queues_that_cannot_be_served_are_told_with_their_reasons(settings: Sett
     assert "BATCHMILLTEST_KEY is not set" in missing_key
     assert "'unknown' is not configured" in unknown
     assert no_model.startswith("cpu0-absent: ")
-    assert "model absent" in no_model
+    assert "/nowhere/model.gguf" in no_model
     stack.stop()
 
 

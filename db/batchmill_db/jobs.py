@@ -436,10 +436,10 @@ def sum_counters(conn: Connection, job_ids: Sequence[int] | None = None) -> None
     """
     moved = select(
         chunk.c.id, chunk.c.job_id, chunk.c.summed, chunk.c.first_claim_ms, chunk.c.last_save_ms, *_COUNTERS
-    ).where(chunk.c.unsummed_since_ms.is_not(None))
+    ).where(chunk.c.unsummed_since_ms > 0)
     if job_ids is not None:
         moved = moved.where(chunk.c.job_id.in_(job_ids))
-    chunks = conn.execute(moved.order_by(chunk.c.id).with_for_update(skip_locked=True)).all()
+    chunks = conn.execute(moved.with_for_update(skip_locked=True)).all()
     by_job: dict[int, list[Any]] = {}
     for c in chunks:
         by_job.setdefault(c.job_id, []).append(c)

@@ -330,17 +330,21 @@ class ErrorSample:
 
 def errors_by_kind(conn: Connection, job_id: int) -> list[ErrorSample]:
     """Errors by kind with an example each, the most frequent first. Reads only."""
-    bad = [s.value for s in RowStatus if s is not RowStatus.OK and s is not RowStatus.TRUNCATED]
-    groups = conn.execute(
-        select(result.c.error_kind, func.count().label("n"), func.min(result.c.row).label("row"))
-        .where(result.c.job_id == job_id, NOT_OK, result.c.status.in_(bad), result.c.error_kind.is_not(None))
-        .group_by(result.c.error_kind)
-        .order_by(func.count().desc())
-    ).all()
+    found: dict[str, tuple[int, int]] = {}  # kind: (rows, the first of them)
+    for status in (s for s in RowStatus if s not in (RowStatus.OK, RowStatus.TRUNCATED)):
+        # One by one, because then SQLite takes the index of what is not ok.
+        groups = conn.execute(
+            select(result.c.error_kind, func.count(), func.min(result.c.row))
+            .where(result.c.job_id == job_id, NOT_OK, result.c.status == status, result.c.error_kind.is_not(None))
+            .group_by(result.c.error_kind)
+        )
+        for kind, n, row in groups:
+            count, first = found.get(kind, (0, row))
+            found[kind] = (count + n, min(first, row))
     samples = []
-    for g in groups:
+    for kind, (count, row) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
         message = conn.execute(
-            select(result.c.error).where(result.c.job_id == job_id, result.c.row == g.row)
+            select(result.c.error).where(result.c.job_id == job_id, result.c.row == row)
         ).scalar_one()
-        samples.append(ErrorSample(kind=g.error_kind, count=g.n, row=g.row, message=message or ""))
+        samples.append(ErrorSample(kind=kind, count=count, row=row, message=message or ""))
     return samples

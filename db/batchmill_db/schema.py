@@ -165,7 +165,7 @@ _partial(
     where="state = 'ready' AND parent_id IS NOT NULL",
 )
 _partial("chunk_leased", chunk.c.lease_until_ms, where="state = 'leased'")
-_partial("chunk_unsummed", chunk.c.job_id, where="unsummed_since_ms IS NOT NULL")
+_partial("chunk_unsummed", chunk.c.unsummed_since_ms, where="unsummed_since_ms IS NOT NULL")
 Index("chunk_of_job", chunk.c.job_id, chunk.c.state)
 
 result = Table(
@@ -197,7 +197,7 @@ result = Table(
     sqlite_with_rowid=False,
 )
 # Without those that are ok, so that it costs the usual row nothing.
-_partial("result_not_ok", result.c.job_id, result.c.status, where="status <> 'ok'")
+_partial("result_not_ok", result.c.job_id, result.c.status, result.c.error_kind, where="status <> 'ok'")
 
 call = Table(
     "call",

@@ -315,7 +315,7 @@ def upgrade() -> None:
     with op.batch_alter_table("result", schema=None) as batch_op:
         batch_op.create_index(
             "result_not_ok",
-            ["job_id", "status"],
+            ["job_id", "status", "error_kind"],
             unique=False,
             sqlite_where=sa.text("status <> 'ok'"),
             postgresql_where=sa.text("status <> 'ok'"),
@@ -524,7 +524,7 @@ def upgrade() -> None:
         )
         batch_op.create_index(
             "chunk_unsummed",
-            ["job_id"],
+            ["unsummed_since_ms"],
             unique=False,
             sqlite_where=sa.text("unsummed_since_ms IS NOT NULL"),
             postgresql_where=sa.text("unsummed_since_ms IS NOT NULL"),

@@ -24,7 +24,7 @@ from batchmill_db import chunks, jobs, migrate, verify
 from batchmill_db.chunks import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import call, chunk, result
-from batchmill_db.session import Database
+from batchmill_db.session import Connection, Database
 from batchmill_db.verify_bill import BillLine
 from batchmill_ops.simulator import SimulatorConfig
 from batchmill_ops.simulator.process import SimulatorHandle, simulated
@@ -214,12 +214,7 @@ class Mill:
 
     def job(self, job_id: int) -> JobRecord:
         """The job as it stands now, all counters summed."""
-
-        def now(conn: Any) -> JobRecord:
-            jobs.sum_counters(conn, [job_id])
-            return jobs.get(conn, job_id)
-
-        return self.database.run(now)
+        return until("the job's counters are summed", lambda: self.database.run(lambda conn: _summed(conn, job_id)))
 
     def wait_state(self, job: JobRecord, *states: JobState, timeout_s: float = 30.0) -> JobRecord:
         """Waits until the job is in one of these states; fails with what is known of it."""
@@ -379,6 +374,13 @@ price = { input = 0.40, cached_input = 0.10, output = 1.60 }
 account = "sim"
 price = { input = 0.02, output = 0 }
 """
+
+
+def _summed(conn: Connection, job_id: int) -> JobRecord | None:
+    """The job, or None while somebody else is at its counters."""
+    jobs.sum_counters(conn, [job_id])
+    pending = select(chunk.c.id).where(chunk.c.job_id == job_id, chunk.c.unsummed_since_ms.is_not(None)).limit(1)
+    return None if conn.execute(pending).first() else jobs.get(conn, job_id)
 
 
 def _toml(values: Mapping[str, Any]) -> str:

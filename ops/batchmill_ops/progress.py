@@ -162,7 +162,7 @@ class Follower:
     def _stopped(self, situation: Situation) -> str | None:
         reason = stopped_because(situation)
         unserved = None if reason is not None else nobody_serves(situation, self.remedy)
-        if unserved is None or situation.in_flight:
+        if unserved is None:
             self._unserved_since = None
             return reason
         if unfit := self.unfit():

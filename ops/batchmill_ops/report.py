@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from batchmill_core.job import JobState
 from batchmill_core.request import BAD_STATUSES, RowStatus
 from batchmill_core.usage import usd
 from batchmill_db import chunks, jobs, results, telemetry
@@ -59,8 +60,11 @@ class JobReport:
 
     @property
     def by_status(self) -> Mapping[RowStatus, int]:
-        """Rows by status, without the statuses that no row has."""
-        return {s: n for s, n in self.job.by_status.items() if n}
+        """Rows by status, without the statuses that no row has. Rows that a cancelled job left open are cancelled."""
+        counted = dict(self.job.by_status)
+        if self.job.state is JobState.CANCELLED:
+            counted[RowStatus.CANCELLED] += max(0, self.job.n_rows - self.job.done)
+        return {s: n for s, n in counted.items() if n}
 
     @property
     def bad_rows(self) -> int:

@@ -17,12 +17,10 @@ Remedy = Callable[[Situation, str], str]  # what to do when no live worker serve
 def why_waiting(situation: Situation, *, remedy: Remedy, now_ms: int) -> list[str]:
     """Why rows wait just now, the weightiest first; empty when they don't. ``now_ms`` is milliseconds since 1970."""
     job = situation.report.job
-    if job.ended:
+    if job.ended or job.state is JobState.PAUSED:  # it doesn't wait, it is stopped: see `stopped_because`
         return []
     if job.state is JobState.LOADING:
         return [f"the data set is still being read: {job.n_rows:,} rows so far"]
-    if job.state is JobState.PAUSED:
-        return [stopped_because(situation) or ""]
     reasons = [*_stopped_accounts(situation), *_unserved(situation, remedy)]
     return list(dict.fromkeys([*reasons, *_busy_workers(situation), *_due_later(situation, now_ms)]))
 

@@ -31,7 +31,7 @@ from batchmill_ops.simulator.process import SimulatorHandle, simulated
 from batchmill_producers.submit import Submission, submit
 from batchmill_workers.dispatcher import Cadence, Dispatcher
 from batchmill_workers.launch import ProcessPlan
-from batchmill_workers.lifecycle import PARENT_FD_VARIABLE
+from batchmill_workers.parentage import PARENT_FD_VARIABLE
 
 T = TypeVar("T")
 QUEUE = "api.sim"

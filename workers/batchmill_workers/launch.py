@@ -20,7 +20,7 @@ from batchmill_db import chunks, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
 from .gpu.listing import slots
-from .lifecycle import DEVICE_VARIABLE, PARENT_FD_VARIABLE, UNFIT_EXIT_CODE
+from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, UNFIT_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class ProcessPlan:
     def command(self) -> list[str]:
         return [
             sys.executable,
+            "-P",  # else a celery.py in the user's folder would stand in for the real one
             "-m",
             "celery",
             "-A",
@@ -134,7 +135,7 @@ class Supervisor:
         self._environment = {**os.environ, **environment}
         self._log_folder = log_folder
         self._database: Database | None = None
-        self._read_end, self._write_end = os.pipe()
+        self._ends: tuple[int, ...] = os.pipe()  # children hold the first and see the second close
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="supervisor", daemon=True)
 
@@ -158,11 +159,11 @@ class Supervisor:
         return [c.process.pid for c in self._children if c.process is not None and c.process.poll() is None]
 
     def _spawn(self, child: _Child) -> None:
-        environment = {**self._environment, **child.plan.environment, PARENT_FD_VARIABLE: str(self._read_end)}
+        environment = {**self._environment, **child.plan.environment, PARENT_FD_VARIABLE: str(self._ends[0])}
         log_file = None
         if self._log_folder is not None:
             self._log_folder.mkdir(parents=True, exist_ok=True)
-            log_file = (self._log_folder / f"{child.plan.name}.log").open("ab")
+            log_file = (self._log_folder / f"{child.plan.name.replace('/', '_')}.log").open("ab")
         try:
             child.process = subprocess.Popen(
                 child.plan.command(),
@@ -171,7 +172,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
-                pass_fds=(self._read_end,),
+                pass_fds=(self._ends[0],),
                 start_new_session=True,  # Ctrl-C reaches the parent alone, which drains its children
             )
         finally:
@@ -244,6 +245,9 @@ class Supervisor:
                 self._free(process.pid)
         if self._database is not None:
             self._database.close()
+        for end in self._ends:
+            os.close(end)
+        self._ends = ()
 
     def kill(self) -> None:
         """Ends every child at once. Idempotent."""

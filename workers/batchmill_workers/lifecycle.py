@@ -6,9 +6,7 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -33,14 +31,12 @@ from .dispatcher import AGAIN_AFTER_MS, WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .heartbeat import Heartbeat
 from .lanes import ApiLane, Lane, lanes_for
+from .parentage import DEVICE_VARIABLE
 from .probe import PROBE_AFTER_MS, Prober
 from .recorder import Recorder
 
 log = logging.getLogger(__name__)
 
-UNFIT_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: starting again will not help
-PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
-DEVICE_VARIABLE = "BATCHMILL_DEVICE"
 _MS = 1000
 _GC_THRESHOLD = (50_000, 20, 50)
 _MISFIT_WAIT_MS = 30_000
@@ -95,13 +91,13 @@ class WorkerProcess:
     def start(self) -> None:
         """Loads and starts everything before the first claim. Raises ConfigurationError when it is unfit."""
         migrate.check(self.database)
-        lanes = lanes_for(self.settings, self.queues, self._device)
         self._register()
         self._loop_thread.start()
         self.recorder.start()
         self.heartbeat.start()
         began = time.monotonic()
         try:
+            lanes = lanes_for(self.settings, self.queues, self._device)
             for name, lane in lanes.items():
                 self.call(lane.start())
                 self._lanes[name] = lane
@@ -262,25 +258,3 @@ class WorkerProcess:
         self.database.run(lambda conn: telemetry.bury(conn, [self.worker_id]), patience_s=5)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.database.close()
-
-
-def watch_parent() -> None:
-    """Drains this process when the parent that started it is gone: the pipe that it holds open then closes."""
-    fd = os.environ.get(PARENT_FD_VARIABLE)
-    if fd is None:
-        return
-
-    def wait() -> None:
-        while os.read(int(fd), 1):
-            continue
-        log.warning("parent_gone; draining")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
-
-
-def exit_unfit(fault: Exception) -> None:
-    """Ends the process with one sentence: starting it again would fail the same way."""
-    sys.stderr.write(f"batchmill worker: {fault}\n")
-    sys.stderr.flush()
-    os._exit(UNFIT_EXIT_CODE)

@@ -13,7 +13,8 @@ from batchmill_core.broker import RUN_CHUNK, make_celery
 from batchmill_core.errors import BatchmillError
 from batchmill_core.settings import load_settings
 
-from .lifecycle import WorkerProcess, exit_unfit, watch_parent
+from .lifecycle import WorkerProcess
+from .parentage import exit_unfit, watch_parent
 
 # Celery warns root of pickle; messages here are JSON and hold one number.
 warnings.filterwarnings("ignore", category=SecurityWarning)

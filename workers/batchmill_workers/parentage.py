@@ -1,0 +1,40 @@
+"""What a worker process and whoever started it agree on: the pipe between them, the device, the exit code.
+
+Imports nothing heavy, so that starting workers does not load what only workers need.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+
+log = logging.getLogger(__name__)
+
+UNFIT_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: starting again will not help
+PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
+DEVICE_VARIABLE = "BATCHMILL_DEVICE"
+
+
+def watch_parent() -> None:
+    """Drains this process when the parent that started it is gone: the pipe that it holds open then closes."""
+    fd = os.environ.get(PARENT_FD_VARIABLE)
+    if fd is None:
+        return
+
+    def wait() -> None:
+        while os.read(int(fd), 1):
+            continue
+        log.warning("parent_gone; draining")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def exit_unfit(fault: Exception) -> None:
+    """Ends the process with one sentence: starting it again would fail the same way."""
+    sys.stderr.write(f"batchmill worker: {fault}\n")
+    sys.stderr.flush()
+    os._exit(UNFIT_EXIT_CODE)

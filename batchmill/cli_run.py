@@ -25,7 +25,7 @@ from .finishing import finish
 from .opening import doorbell, opened
 from .options import JobArgument, JsonOption, takes_submission
 from .output import Format, Output, output_of
-from .running import Loading, attached, see_through
+from .running import attached, interruptible_loading, see_through
 from .tables import estimate_table
 from .terminal import print_json, say, talk, tell
 
@@ -79,7 +79,7 @@ def _run_output(path: str | None, format: Format | None, columns: str | None, *,
 
 def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:
     """The job, open: a paused one of the same key goes on."""
-    with doorbell(settings, stack.broker_url) as ring, Loading() as loading:
+    with doorbell(settings, stack.broker_url) as ring, interruptible_loading(submission.key) as loading:
         record = submit(stack.database, settings, submission, ring=ring, progress=loading)
     if record.state is JobState.PAUSED:
         resume(stack.database, record.id, budget_nanousd=submission.budget_nanousd)
@@ -106,7 +106,7 @@ def submit_command(submission: Submission) -> None:
     with opened(settings, make=True) as database:
         with contextlib.ExitStack() as open_things:
             ring = None if settings.embedded else open_things.enter_context(doorbell(settings))
-            loading = open_things.enter_context(Loading())
+            loading = open_things.enter_context(interruptible_loading(submission.key))
             record = submit(database, settings, submission, ring=ring, progress=loading)
         _say_skipped(record)
         situation = read_situation(database, record.id)

@@ -32,6 +32,8 @@ def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None
 
     def work(conn: Connection) -> JobState:
         job = jobs.get(conn, job_id)
+        if job.state is JobState.FAILED:
+            raise JobError(f"job {job.public_id} could not be loaded ({job.reason}); submit the data set again")
         before = jobs.resume(conn, job_id, budget_nanousd=budget_nanousd)
         if job.reason_kind == "account" and job.reason_account is not None:
             telemetry.heal_account(conn, job.reason_account)

@@ -40,12 +40,16 @@ def attached(settings: Settings) -> Iterator[Stack]:
         try:
             yield stack
         finally:
-            try:
-                stack.stop()
-            except KeyboardInterrupt:
-                say("stopping at once; calls in flight are lost, their cost is booked as unknown")
-                stack.kill()
-                raise JobStopped("stopped at once; what was saved is kept") from None
+            _leave(stack)
+
+
+def _leave(stack: Stack) -> None:
+    """Drains what nobody else uses; an interrupt meanwhile ends it at once. What was raised before goes on."""
+    try:
+        stack.stop()
+    except KeyboardInterrupt:
+        say("stopping at once; calls in flight are lost, their cost is booked as unknown")
+        stack.kill()
 
 
 def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -> JobReport:
@@ -79,6 +83,19 @@ def _paused(database: Database, job_id: int, public_id: str, settings: Settings)
 def queues_of(database: Database, job_id: int) -> list[str]:
     """The queues with rows of this job to do."""
     return list(database.run(lambda conn: chunks.counts(conn, job_id)).queues)
+
+
+@contextlib.contextmanager
+def interruptible_loading(key: str | None) -> Iterator[Loading]:
+    """Shows how a data set is read. Ctrl-C meanwhile raises JobStopped with what became of the job."""
+    try:
+        with Loading() as loading:
+            yield loading
+    except KeyboardInterrupt:
+        kept = "the job is dropped" if key is None else f"what was read is kept under the key {key}"
+        raise JobStopped(
+            f"interrupted while the data set was read: nothing was asked, {kept}; run the same command again"
+        ) from None
 
 
 class Loading:

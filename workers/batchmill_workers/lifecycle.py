@@ -27,7 +27,7 @@ from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
 
 from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
-from .dispatcher import AGAIN_AFTER_MS, WINDOW_EXTRA, Cadence, Dispatcher
+from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .heartbeat import Heartbeat
 from .lanes import ApiLane, Lane, lanes_for
@@ -74,15 +74,14 @@ class WorkerProcess:
             beat_s=settings.beat_s,
             lease_ms=self.lease_ms,
         )
+        self.cadence = Cadence.of(settings)
         self.dispatcher = Dispatcher(
             self.database,
             holder=self.worker_id,
             ring=self._ring,
             take=self._take,
             queues=self.queues,
-            cadence=Cadence(
-                publish_s=settings.publish_every_s, reap_s=settings.reap_every_s, beat_ms=int(settings.beat_s * _MS)
-            ),
+            cadence=self.cadence,
         )
         self.prober: Prober | None = None
 
@@ -200,7 +199,7 @@ class WorkerProcess:
     def _ring_next(self, queue: str) -> None:
         window = self.dispatcher.windows.get(queue, self.slots + WINDOW_EXTRA)
         bells = self.database.run(
-            lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=AGAIN_AFTER_MS)
+            lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
         )
         for bell in bells:
             self.dispatcher.ring(bell)

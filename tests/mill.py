@@ -79,7 +79,7 @@ class Mill:
     def run(self, job: JobRecord) -> list[str]:
         """Delivers chunks that are due until none is; answers the words that Flower would show for each."""
         words = []
-        while (chunk_id := self._due(job)) is not None:
+        while not self.process.draining and (chunk_id := self._due(job)) is not None:
             words.append(self.process.run_chunk(chunk_id))
         return words
 

@@ -263,21 +263,25 @@ class ChunkRun:
         """Books the next call of each unit; answers how many may be sent, waiting for the budget if it must."""
         calls = [self._call(u) for u in units]
         while True:
+            alone = not self._in_flight_here()
             reservation = await self.host.recorder.reserve(calls, budgeted=self.claim.budgeted)
             if reservation.accepted or reservation.refusal is None:
                 return reservation.accepted
-            if not await self._may_wait(reservation, calls[0]):
+            if not await self._may_wait(reservation, calls[0], alone=alone):
                 return 0
 
-    async def _may_wait(self, reservation: Reservation, first: NewCall) -> bool:
+    def _in_flight_here(self) -> set[asyncio.Task[None]]:
+        """Rows whose calls may turn out cheaper than their bounds."""
+        return self._tasks.keys() - self._booking
+
+    async def _may_wait(self, reservation: Reservation, first: NewCall, *, alone: bool) -> bool:
         refusal = reservation.refusal
         if refusal is None or refusal.reason != "budget":
             self.stop("lease lost" if refusal is not None and refusal.reason == "lost" else "the job was stopped")
             return False
-        in_flight = self._tasks.keys() - self._booking
-        if in_flight:  # it may turn out cheaper than its bound
+        if in_flight := self._in_flight_here():
             await asyncio.wait(in_flight, timeout=_BUDGET_POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0.06)  # the recorder settles it within a group commit
+        if in_flight or not alone:  # what has ended is settled before the next reservation is looked at
             return not self._stopped()
         need = first.bound_nanousd or 0
         paused = await self.host.recorder.run(lambda conn: jobs.pause_if_spent(conn, self.claim.job_id, need))

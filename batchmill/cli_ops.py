@@ -83,7 +83,8 @@ def _work(settings: Settings, plans: Sequence[ProcessPlan]) -> None:
         where = {HOME_VARIABLE: str(settings.home), "BATCHMILL_BROKER_URL": stack.broker_url}
         supervisor = Supervisor(plans, settings=stack.settings, environment=where)
         supervisor.start()
-        say(f"{len(plans)} worker processes for {', '.join(plans[0].queues)}; Ctrl-C drains them")
+        processes = "one worker process serves" if len(plans) == 1 else f"{len(plans)} worker processes serve"
+        say(f"{processes} {', '.join(plans[0].queues)}; Ctrl-C drains and ends")
         try:
             _watch(supervisor, len(plans))
         except KeyboardInterrupt:

@@ -165,7 +165,7 @@ def check_database(settings: Settings) -> Iterator[Check]:
         yield ok("database", f"{database.address} answers")
         migrate.check(database)
         yield ok("schema", f"version {migrate.version(database)}")
-        yield from database.run(_check_work)
+        yield from database.run(lambda conn: _check_work(conn, settings))
     except ConfigurationError as fault:
         yield fail("schema", str(fault))
     except BatchmillError as fault:
@@ -174,14 +174,14 @@ def check_database(settings: Settings) -> Iterator[Check]:
         database.close()
 
 
-def _check_work(conn: Connection) -> list[Check]:
+def _check_work(conn: Connection, settings: Settings) -> list[Check]:
     workers = telemetry.live_workers(conn)
     served = {queue for w in workers for queue in w.queues}
     checks = [
         warn(
             "workers",
             f"no live worker serves queue {queue}, which has {ready:,} chunks ready",
-            f"start one: {how_to_serve(queue)}; or `batchmill resume JOB`, where it is embedded",
+            f"start one: {'batchmill resume JOB' if settings.embedded else how_to_serve(queue)}",
         )
         for queue, (ready, _) in sorted(chunks.queues_with_work(conn).items())
         if ready and queue not in served

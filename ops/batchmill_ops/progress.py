@@ -152,7 +152,8 @@ class Follower:
             self.screen.show(replace(self._last, waits=(str(fault),)))
             return None
         job = situation.report.job
-        pace = self._meter.add(self.clock(), done=job.done, tokens=job.usage.total, rows=job.n_rows)
+        idle = situation.in_flight == 0
+        pace = self._meter.add(self.clock(), done=job.done, tokens=job.usage.total, rows=job.n_rows, idle=idle)
         waits = why_waiting(situation, remedy=self.remedy, now_ms=int(time.time() * 1000))
         self._last = View(situation=situation, pace=pace, waits=waits)
         self.screen.show(self._last)

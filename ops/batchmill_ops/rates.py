@@ -24,10 +24,15 @@ class PaceMeter:
         self._window_s = window_s
         self._samples: deque[tuple[float, int, int]] = deque()
 
-    def add(self, at_s: float, *, done: int, tokens: int, rows: int) -> Pace:
-        """Notes how far the job is at ``at_s`` and answers its pace. ``rows`` is how many there are in all."""
-        if self._samples and (done < self._samples[-1][1] or (len(self._samples) == 1 and done == self._samples[0][1])):
-            self._samples.clear()  # a retry took rows back, or nothing has begun: waiting for workers is no pace
+    def add(self, at_s: float, *, done: int, tokens: int, rows: int, idle: bool = False) -> Pace:
+        """Notes how far the job is at ``at_s`` and answers its pace. ``rows`` is how many there are in all.
+
+        ``idle``: nothing is in flight. Time before the first call, while workers start, is no part of the pace.
+        """
+        samples = self._samples
+        not_begun = idle and len(samples) == 1 and done == samples[0][1]
+        if not_begun or (samples and done < samples[-1][1]):  # a retry took rows back
+            samples.clear()
         self._samples.append((at_s, done, tokens))
         while len(self._samples) > 2 and self._samples[1][0] <= at_s - self._window_s:
             self._samples.popleft()

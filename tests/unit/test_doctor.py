@@ -66,7 +66,7 @@ def test_rows_that_no_live_worker_takes_are_a_warning_with_the_command(tmp_path:
 
     assert (last.name, last.level) == ("workers", Level.WARN)
     assert "no live worker serves queue api.sim" in last.detail
-    assert "batchmill worker api --accounts sim" in (last.advice or "")
+    assert last.advice == "start one: batchmill resume JOB"
 
 
 def test_the_key_is_tried_at_the_provider(tmp_path: Path) -> None:

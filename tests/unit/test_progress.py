@@ -88,11 +88,12 @@ def test_pace_is_what_happened_over_the_recent_window() -> None:
     assert pace.left_s == pytest.approx(650 / (250 / 11))
 
 
-def test_waiting_for_the_first_row_is_no_pace() -> None:
+def test_time_before_the_first_call_is_no_part_of_the_pace() -> None:
     meter = PaceMeter()
-    assert [meter.add(t, done=0, tokens=0, rows=10) for t in (0.0, 5.0)] == [Pace(), Pace()]
+    assert [meter.add(t, done=0, tokens=0, rows=10, idle=True) for t in (0.0, 5.0)] == [Pace(), Pace()]
 
-    assert meter.add(6.0, done=5, tokens=50, rows=10).rows_per_s == 5.0
+    assert meter.add(6.0, done=0, tokens=0, rows=10).rows_per_s == 0.0
+    assert meter.add(7.0, done=5, tokens=50, rows=10).rows_per_s == 2.5
 
 
 def test_a_retry_that_takes_rows_back_starts_the_pace_anew() -> None:

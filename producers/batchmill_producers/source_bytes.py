@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import codecs
-import difflib
 import gzip
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import zstandard
 
 from batchmill_core.errors import SourceError
+
+if TYPE_CHECKING:
+    from .source_parts import Location
 
 BLOCK_BYTES = 256 * 1024
 # zstd can blow up a block of input several hundred times, so what is fed to it at once is kept small.
@@ -29,31 +30,23 @@ _WIDE_BOMS = (
     (b"\xff\xfe", "utf-16"),
     (b"\xfe\xff", "utf-16"),
 )
-_FOREIGN_MAGIC = ((b"PK\x03\x04", "a ZIP archive or Excel workbook"), (b"PAR1", "a Parquet file"))
+_FOREIGN_MAGIC = (
+    (b"PK\x03\x04", "a ZIP archive or Excel workbook, not text; export it as .jsonl or .csv"),
+    (b"PAR1", "a Parquet file, not text; name it .parquet"),
+    (b"ARROW1", "an Arrow file, not text; name it .arrow"),
+)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 
 
-def open_file(path: Path, *, encoding: str) -> Iterator[bytes]:
+def open_file(location: Location, *, encoding: str) -> Iterator[bytes]:
     """Blocks of a file, decompressed and as UTF-8 without a byte order mark. Raises SourceError naming the file."""
-    check_readable(path)
-    try:
-        with path.open("rb") as raw:
-            yield from _decoded(raw, name=str(path), encoding=encoding, must_be=path.suffix.lower())
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+    with location.opened() as raw:
+        yield from _decoded(raw, name=location.shown, encoding=encoding, must_be=location.suffix)
 
 
 def open_stdin(*, encoding: str) -> Iterator[bytes]:
     """Blocks of standard input, decompressed and as UTF-8."""
     yield from _decoded(sys.stdin.buffer, name="stdin", encoding=encoding, must_be="")
-
-
-def check_readable(path: Path) -> None:
-    """Raises SourceError, with near names and the current folder, unless ``path`` is a file."""
-    if path.is_dir():
-        raise SourceError(f"{path} is a directory; give one data file in it, for example {_some_file(path)}")
-    if not path.exists():
-        raise SourceError(f"no file {path}{_near(path)} (looked from {Path.cwd()})")
 
 
 def check_encoding(encoding: str) -> None:
@@ -86,25 +79,35 @@ def whole_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _decoded(raw: BinaryIO, *, name: str, encoding: str, must_be: str) -> Iterator[bytes]:
-    blocks = _decompressed(raw, name=name, must_be=must_be)
+    blocks = _text_blocks(raw, name=name, must_be=must_be)
     if codecs.lookup(encoding).name not in ("utf-8", "utf-8-sig", "ascii"):
         blocks = _as_utf8(blocks, name=name, encoding=encoding)
     return _without_bom(blocks, name=name)
 
 
-def _decompressed(raw: BinaryIO, *, name: str, must_be: str) -> Iterator[bytes]:
+def decompressed(raw: BinaryIO, *, name: str, must_be: str) -> tuple[Iterator[bytes], bool]:
+    """Blocks of a stream that may be gzip or zstd data, and whether it is neither.
+
+    ``must_be`` is the last suffix. Raises SourceError, now or on the way, for data that is cut short or damaged.
+    """
     head = raw.read(_ZSTD_BLOCK_BYTES)
     if head.startswith(_GZIP_MAGIC):
-        return _gunzipped(_Rejoined(head, raw), name=name)
+        return _gunzipped(_Rejoined(head, raw), name=name), False
     if head.startswith(_ZSTD_MAGIC):
-        return _unzstd(chain([head], _blocks(raw, _ZSTD_BLOCK_BYTES)), name=name)
+        return _unzstd(chain([head], _blocks(raw, _ZSTD_BLOCK_BYTES)), name=name), False
     if must_be in COMPRESSED_SUFFIXES:
         kind = "gzip" if must_be == ".gz" else "zstd"
         raise SourceError(f"{name} ends in {must_be} but is not {kind} data; rename it, or fetch it again")
-    for magic, kind in _FOREIGN_MAGIC:
-        if head.startswith(magic):
-            raise SourceError(f"{name} is {kind}, not text; export it as .jsonl or .csv")
-    return chain([head], _blocks(raw, BLOCK_BYTES)) if head else iter(())
+    return chain([head], _blocks(raw, BLOCK_BYTES)) if head else iter(()), True
+
+
+def _text_blocks(raw: BinaryIO, *, name: str, must_be: str) -> Iterator[bytes]:
+    blocks, _ = decompressed(raw, name=name, must_be=must_be)
+    first = next(blocks, b"")
+    for magic, advice in _FOREIGN_MAGIC:
+        if first.startswith(magic):
+            raise SourceError(f"{name} is {advice}")
+    return chain([first], blocks) if first else blocks
 
 
 def _gunzipped(raw: _Rejoined, *, name: str) -> Iterator[bytes]:
@@ -180,17 +183,3 @@ class _Rejoined:
             return self._rest.read(size)
         given, self._head = self._head[:size], self._head[size:]
         return given
-
-
-def _near(path: Path) -> str:
-    try:
-        names = [p.name for p in path.parent.iterdir()]
-    except OSError:
-        return f": there is no folder {path.parent}"
-    close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.with_name(close[0])}?" if close else ""
-
-
-def _some_file(folder: Path) -> str:
-    names = sorted(p.name for p in folder.iterdir() if p.is_file())
-    return str(folder / names[0]) if names else "one that ends in .jsonl"

@@ -1,46 +1,115 @@
-"""Chooses the reader of a file by its suffix."""
+"""Opens a data set of one or many files: finds them, and chooses the reader of each by its suffix."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 from batchmill_core.errors import SourceError
 
-from .source_bytes import COMPRESSED_SUFFIXES, check_readable, open_file, open_stdin
+from .extras import needed_for
+from .source_bytes import COMPRESSED_SUFFIXES, open_file, open_stdin
 from .source_csv import read_csv
 from .source_json import read_json
 from .source_jsonl import Parsed, read_jsonl
+from .source_local import fixed_part, locate
+from .source_parts import Location, Part
+from .source_urls import is_url, locate_url, public_url
 
-FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-Reader = Callable[[], Iterator[Parsed]]
+_KINDS = {
+    ".jsonl": "JSON Lines",
+    ".ndjson": "JSON Lines",
+    ".json": "JSON",
+    ".csv": "CSV",
+    ".tsv": "TSV",
+    ".parquet": "Parquet",
+    ".arrow": "Arrow",
+    ".arrows": "Arrow",
+    ".feather": "Arrow",
+}
+FORMATS = tuple(_KINDS)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_SHOWN_KINDS = 4
 
 
-def file_reader(dataset: str | Path, *, encoding: str) -> tuple[str, str, Reader]:
-    """Name, how errors call a line, and what reads a file, or standard input for ``-``. Raises SourceError."""
+def file_parts(dataset: str | Path, *, encoding: str) -> tuple[str, list[Part]]:
+    """The name of a data set and its parts: a file, a folder, a pattern, a URL, or standard input for ``-``.
+
+    Raises SourceError when there is no such file, a suffix is not known, or the files are of several formats.
+    """
     if str(dataset) == "-":
-        return "stdin", "stdin line", lambda: read_jsonl(open_stdin(encoding=encoding))
-    path = Path(dataset).expanduser()
-    check_readable(path)
-    suffix = _format_suffix(path)
-
-    def read() -> Iterator[Parsed]:
-        blocks = open_file(path, encoding=encoding)
-        if suffix in _DELIMITERS:
-            return read_csv(blocks, name=str(path), delimiter=_DELIMITERS[suffix])
-        return read_json(blocks, name=str(path)) if suffix == ".json" else read_jsonl(blocks)
-
-    return path.name, f"{path} line", read
+        read = partial(_read_stdin, encoding)
+        return "stdin", [Part(name="stdin", read=read, where=lambda line: f"stdin line {line}")]
+    is_remote = isinstance(dataset, str) and is_url(dataset)
+    name, locations = locate_url(str(dataset)) if is_remote else locate(Path(dataset))
+    _check_one_format(locations)
+    return name, [_part(location, encoding=encoding) for location in locations]
 
 
-def _format_suffix(path: Path) -> str:
-    suffixes = [s.lower() for s in path.suffixes]
-    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
-        suffixes.pop()
-    if not suffixes or suffixes[-1] not in FORMATS:
+def job_name(dataset: str | Path) -> str:
+    """What a job of this data set is called by default: the file's name, or that of the folder it is in."""
+    if isinstance(dataset, str) and is_url(dataset):
+        fixed = fixed_part(Path(PurePosixPath(public_url(dataset))))
+    else:
+        path = Path(dataset).expanduser()
+        fixed = path.resolve() if path.is_dir() else fixed_part(path) if not path.exists() else path
+        fixed = fixed if fixed.name else fixed.resolve()
+    return fixed.name.split(".")[0] or "job"
+
+
+def _check_one_format(locations: Sequence[Location]) -> None:
+    """Files of several formats in one folder are more often a mistake than a data set."""
+    examples: dict[str, Location] = {}
+    for location in locations:
+        examples.setdefault(_KINDS[_format_suffix(location)], location)
+    if len(examples) > 1:
+        shown = ", ".join(f"{kind} ({example.name})" for kind, example in list(examples.items())[:_SHOWN_KINDS])
         raise SourceError(
-            f"{path} has no known suffix; known ones: {', '.join(FORMATS)}, each also with .gz or .zst "
-            "(JSON Lines can also come on standard input: -)"
+            f"the data set has files of several formats: {shown}; name those of one, for example by a pattern: "
+            f"'*{_format_suffix(locations[0])}'"
+        )
+
+
+def _part(location: Location, *, encoding: str) -> Part:
+    suffix = _format_suffix(location)
+    if _KINDS[suffix] == "Parquet":
+        with needed_for("Parquet", install="batchmill[parquet]"):
+            from .source_parquet import parquet_part
+        return parquet_part(location)
+    if _KINDS[suffix] == "Arrow":
+        with needed_for("Arrow", install="batchmill[parquet]"):
+            from .source_arrow import arrow_part
+        return arrow_part(location)
+    read = partial(_read_text, location, suffix, encoding)
+    return Part(name=location.name, read=read, where=partial(_line, location.shown))
+
+
+def _line(shown: str, line: int) -> str:
+    return f"{shown} line {line}"
+
+
+def _read_stdin(encoding: str) -> Iterator[Parsed]:
+    return read_jsonl(open_stdin(encoding=encoding))
+
+
+def _read_text(location: Location, suffix: str, encoding: str) -> Iterator[Parsed]:
+    blocks = open_file(location, encoding=encoding)
+    if suffix in _DELIMITERS:
+        return read_csv(blocks, name=location.shown, delimiter=_DELIMITERS[suffix])
+    return read_json(blocks, name=location.shown) if suffix == ".json" else read_jsonl(blocks)
+
+
+def _format_suffix(location: Location) -> str:
+    suffixes = list(location.suffixes)
+    packed = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES else None
+    if not suffixes or suffixes[-1] not in _KINDS:
+        raise SourceError(
+            f"{location.shown} has no known suffix; known ones: {', '.join(FORMATS)}, all but .parquet also with .gz or "
+            ".zst (JSON Lines can also come on standard input: -); of a folder, name the files that are meant: 'folder/*.csv'"
+        )
+    if packed is not None and suffixes[-1] == ".parquet":
+        raise SourceError(
+            f"{location.shown}: Parquet is compressed inside and is not read from {packed}; unpack it first"
         )
     return suffixes[-1]

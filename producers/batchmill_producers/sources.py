@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,16 +14,22 @@ from batchmill_core.request import Request, Row, TaskKind
 from .openai_batch import InvalidBatchLine, batch_request, is_batch_line
 from .seen_ids import SeenIds
 from .source_bytes import check_encoding
-from .source_files import Reader, file_reader
-from .source_jsonl import BadLine, Parsed
+from .source_files import file_parts
+from .source_jsonl import BadLine
+from .source_parts import Part
 from .source_python import check_iterable, read_objects
 
 KEPT_BAD_ROWS = 1000
+# An id is remembered with one number for its file and line.
+_LINES_PER_PART = 1 << 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRow:
-    """A row that was left out: the line it stood on (for Python objects: which one, from 1), and why."""
+    """A row that was left out: the line it stood on (for tables and Python objects: which row, from 1), and why.
+
+    Of a data set of several files the reason begins with the file's name.
+    """
 
     line: int
     reason: str
@@ -37,37 +43,36 @@ def open_source(
     skip_bad_rows: bool = False,
     id_column: str | None = None,
 ) -> Source:
-    """A data set ready to be streamed: a path, ``-`` for JSON Lines on standard input, or an iterable of mappings.
+    """A data set ready to be streamed.
 
-    Nothing is read yet, but a path that does not exist or has no known suffix raises SourceError at once.
+    A path, folder, pattern or URL, ``-`` for JSON Lines on standard input, an iterable of mappings, or a data frame. No
+    row is read yet, but what does not exist or has no known suffix raises SourceError at once.
     """
     check_encoding(encoding)
     if limit is not None and limit < 1:
         raise SourceError(f"the limit is {limit}; it must be at least 1")
+    name: str | None
     if isinstance(dataset, (str, Path)):
-        name, where, read = file_reader(dataset, encoding=encoding)
+        name, parts = file_parts(dataset, encoding=encoding)
     else:
         check_iterable(dataset)
-        name, where, read = None, "row", lambda: read_objects(dataset)
-    once = isinstance(dataset, Iterator) or str(dataset) == "-"
-    return Source(
-        read, name=name, where=where, once=once, limit=limit, skip_bad_rows=skip_bad_rows, id_column=id_column
-    )
+        name, parts = None, [Part(name=None, read=lambda: read_objects(dataset), where=lambda row: f"row {row}")]
+    once = isinstance(dataset, Iterator) or name == "stdin" or hasattr(dataset, "read_next_batch")
+    return Source(parts, name=name, once=once, limit=limit, skip_bad_rows=skip_bad_rows, id_column=id_column)
 
 
 class Source:
     """Rows of one data set. Iterating streams them; a file can be iterated again, stdin and generators cannot.
 
-    ``name`` is the file's name (``stdin``; None for Python objects). ``bad_rows`` lists the first 1000 rows that
+    ``name`` is the file's, folder's or pattern's name (``stdin``; None for Python objects). ``bad_rows`` lists the first 1000 rows that
     ``skip_bad_rows`` left out, ``bad_row_count`` counts them all; both belong to the latest iteration.
     """
 
     def __init__(
         self,
-        read: Reader,
+        parts: Sequence[Part],
         *,
         name: str | None,
-        where: str,
         once: bool,
         limit: int | None,
         skip_bad_rows: bool,
@@ -76,8 +81,9 @@ class Source:
         self.name = name
         self.bad_rows: list[BadRow] = []
         self.bad_row_count = 0
-        self._read = read
-        self._where = where
+        self._parts = parts
+        self._at = 0  # the part that the latest row came from
+        self._first_bad = ""
         self._once = once
         self._limit = limit
         self._skip_bad_rows = skip_bad_rows
@@ -108,13 +114,23 @@ class Source:
         return None if request is None else request.task
 
     def reject(self, line: int | None, reason: str) -> None:
-        """Notes a bad row when they are skipped, else raises SourceError naming the line and the fix."""
-        at = f"{self._where} {line}" if line is not None else self._where
+        """Notes a bad row when they are skipped, else raises SourceError naming the line and the fix.
+
+        ``line`` is that of the row which iterating gave last, or of one that it could not give.
+        """
+        at = "a row" if line is None else self._part.where(line)
         if not self._skip_bad_rows:
             raise SourceError(f"{at}: {reason}. Mend it, or leave such rows out with --skip-bad-rows")
         self.bad_row_count += 1
+        if self.bad_row_count == 1:
+            self._first_bad = f"{at}: {reason}"
         if self.bad_row_count <= KEPT_BAD_ROWS:
-            self.bad_rows.append(BadRow(line=line or 0, reason=reason))
+            where = f"{self._part.name}: " if len(self._parts) > 1 else ""
+            self.bad_rows.append(BadRow(line=line or 0, reason=where + reason))
+
+    @property
+    def _part(self) -> Part:
+        return self._parts[self._at]
 
     @property
     def first_input(self) -> Mapping[str, Any]:
@@ -131,8 +147,8 @@ class Source:
     def _rows(self) -> Iterator[Row]:
         self.bad_rows, self.bad_row_count = [], 0
         index = 0
-        source = self.name
         for line, value, mended, custom_id, request in self._identified():
+            source = self._part.name
             yield Row(
                 index=index,
                 input=value,
@@ -150,7 +166,7 @@ class Source:
 
     def _identified(self) -> Iterator[_Identified]:
         """Good rows, with their request where the first one shows an OpenAI batch file, and their id."""
-        parsed = self._good(self._read())
+        parsed = self._good()
         first = next(parsed, None)
         if first is None:
             return
@@ -171,24 +187,28 @@ class Source:
                 else:
                     yield line, value, mended, custom_id, request
 
-    def _good(self, parsed: Iterator[Parsed]) -> Iterator[tuple[int, dict[str, Any], bool]]:
-        for line, value, mended in parsed:
-            if isinstance(value, BadLine):
-                self.reject(line, value.reason)
-            else:
-                yield line, value, mended
+    def _good(self) -> Iterator[tuple[int, dict[str, Any], bool]]:
+        for at, part in enumerate(self._parts):
+            self._at = at
+            for line, value, mended in part.read():
+                if isinstance(value, BadLine):
+                    self.reject(line, value.reason)
+                else:
+                    yield line, value, mended
 
     def _check_new(self, seen: SeenIds, custom_id: str, line: int) -> None:
-        earlier = seen.add(custom_id, line)
-        if earlier is not None:
-            unit = "row" if self.name is None else "line"
-            raise _BadId(f"id {custom_id!r} was already on {unit} {earlier}; ids must be unique")
+        earlier = seen.add(custom_id, self._at * _LINES_PER_PART + line)
+        if earlier is None:
+            return
+        at, earlier_line = divmod(earlier, _LINES_PER_PART)
+        unit = "row" if self.name is None else "line"
+        file = "" if at == self._at else f" of {self._parts[at].name}"
+        raise _BadId(f"id {custom_id!r} was already on {unit} {earlier_line}{file}; ids must be unique")
 
     def _no_rows(self) -> NoReturn:
         bad = ""
         if self.bad_rows:
-            first = self.bad_rows[0]
-            bad = f"; {self.bad_row_count} bad rows were left out, the first at {self._where} {first.line}: {first.reason}"
+            bad = f"; {self.bad_row_count} bad rows were left out, the first at {self._first_bad}"
         raise SourceError(f"{self.name or 'the data set'} has no rows{bad}")
 
 

@@ -29,6 +29,7 @@ from batchmill_db.session import Connection, Database
 
 from .chunking import PackedRow, Payload, default_chunk_size, pack_payload, pack_row, size_chunks
 from .prompts import Prompt, compile_prompt
+from .source_files import job_name
 from .sources import Source, open_source
 
 _ROWS_PER_TRANSACTION = 8000
@@ -40,7 +41,7 @@ _EMBEDDED_RESERVED = frozenset({"model", "messages", "input", "stream", "stream_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """What somebody wants done. ``dataset`` is a path, ``-`` or an iterable; ``model`` None takes the data set's own."""
+    """What somebody wants done. ``dataset`` is what `open_source` takes; ``model`` None takes the data set's own."""
 
     dataset: Any
     model: str | None = None
@@ -377,5 +378,5 @@ def _check_schema(schema: Mapping[str, Any] | None, task: TaskKind) -> None:
 
 def _default_name(submission: Submission) -> str:
     if isinstance(submission.dataset, (str, Path)) and str(submission.dataset) != "-":
-        return Path(str(submission.dataset)).name.split(".")[0] or "job"
+        return job_name(submission.dataset)
     return f"job-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"

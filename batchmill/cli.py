@@ -13,6 +13,7 @@ import typer
 from batchmill_core.errors import BatchmillError, JobStopped
 
 from . import cli_jobs, cli_ops, cli_run
+from .output import ReaderGone
 from .terminal import say
 from .version import __version__
 
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(stop), EXIT_STOPPED)
     except BatchmillError as fault:
         return _refuse(str(fault), EXIT_USAGE)
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGone):
         return _quiet_end()
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED

@@ -9,7 +9,7 @@ from batchmill_ops.report import JobReport
 
 from .output import Output
 from .tables import report_table
-from .terminal import print_json, say, talk, tell
+from .terminal import print_json, say, tell
 
 
 def finish(database: Database, report: JobReport, to: Output | None, *, as_json: bool) -> None:
@@ -33,7 +33,5 @@ def finish(database: Database, report: JobReport, to: Output | None, *, as_json:
 def _show(report: JobReport, *, as_json: bool, on_stdout: bool) -> None:
     if as_json:
         print_json(report.as_dict())
-    elif on_stdout:
-        tell(report_table(report))
     else:
-        talk().print(report_table(report))
+        tell(report_table(report), aside=not on_stdout)

@@ -20,6 +20,10 @@ _BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": 
 _STDOUT = "-"
 
 
+class ReaderGone(Exception):
+    """Who read our standard output has had enough. No OSError, which typer would make an exit code of 1."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """Where to, in what format and which columns. ``path`` None is standard output."""
@@ -62,8 +66,11 @@ def _format(path: Path | None, given: Format | None) -> Format:
 def _open(path: Path | None) -> Iterator[BinaryIO]:
     """A file under another name until it is complete: a reader never sees half of it."""
     if path is None:
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except BrokenPipeError as fault:
+            raise ReaderGone from fault
         return
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

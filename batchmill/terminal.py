@@ -31,15 +31,18 @@ def say(text: str) -> None:
     talk().print(text, soft_wrap=True)
 
 
-def tell(what: str | RenderableType) -> None:
-    """Something that was asked for, for people. Where no terminal shows it, lines end without padding."""
-    console = facts()
+def tell(what: str | RenderableType, *, aside: bool = False) -> None:
+    """Something that was asked for, for people; ``aside`` when standard output is taken by results.
+
+    Where no terminal shows it, lines end without padding.
+    """
+    console = talk() if aside else facts()
     if console.is_terminal:
         console.print(what, soft_wrap=isinstance(what, str))
         return
     with console.capture() as held:
         console.print(what, soft_wrap=isinstance(what, str))
-    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
+    console.file.write("".join(f"{line.rstrip()}\n" for line in held.get().splitlines()))
 
 
 def print_json(value: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -149,6 +151,17 @@ def test_a_file_is_not_there_when_writing_it_fails(folder: PreparedFolder) -> No
     assert main(["results", "reviews", "-o", "out.csv", "--columns", "nope"]) == 2
 
     assert [p.name for p in folder.path.iterdir() if "out" in p.name] == []
+
+
+def test_a_reader_that_has_had_enough_is_no_error(folder: PreparedFolder) -> None:
+    folder.done()
+    command = [sys.executable, "-m", "batchmill.cli", "results", "reviews"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)
 
 
 def test_results_of_a_status_that_is_none_are_refused(

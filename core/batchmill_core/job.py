@@ -61,12 +61,12 @@ CHUNK_TRANSITIONS: Mapping[ChunkState, Mapping[ChunkState, str]] = {
     },
     ChunkState.LEASED: {
         ChunkState.READY: "the dispatcher, when its lease expired",
-        ChunkState.DONE: "its worker by release; unfinished rows become child chunks",
+        ChunkState.DONE: "its worker by release, or the dispatcher by halving; unfinished rows become child chunks",
         ChunkState.DEAD: "the dispatcher, when it crashed workers and has one row left",
-        ChunkState.CANCELLED: "its worker by release, when the job was cancelled",
+        ChunkState.CANCELLED: "the dispatcher, when its lease expired and the job was cancelled",
     },
     ChunkState.DONE: {},
-    ChunkState.DEAD: {},
+    ChunkState.DEAD: {ChunkState.DONE: "a retry that takes its row up again, or a late paid answer of that row"},
     ChunkState.CANCELLED: {},
 }
 

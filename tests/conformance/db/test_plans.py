@@ -108,6 +108,9 @@ def _explain(conn: Connection, dialect: str, statement: str, parameters: Any) ->
     if dialect == "sqlite":
         return "\n".join(r[3] for r in raw.execute(f"EXPLAIN QUERY PLAN {statement}", parameters))
     with psycopg.ClientCursor(raw) as cursor:
+        cursor.execute(
+            "SET LOCAL enable_seqscan = off"
+        )  # what still reads a whole table then, has no index to serve it
         cursor.execute(f"EXPLAIN {statement}", parameters)  # type: ignore[arg-type]  # a statement of our own
         return "\n".join(r[0] for r in cursor)
 
@@ -142,7 +145,7 @@ HOT: dict[str, tuple[Callable[[Connection, Full], object], str]] = {
     "ring": (lambda c, f: chunks.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_ready"),
     "overdue": (lambda c, f: chunks.overdue(c, [QUEUE], waited_ms=1000), "chunk_ready"),
     "outstanding": (lambda c, f: chunks.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_rung"),
-    "queues with work": (lambda c, f: chunks.queues_with_work(c), "chunk_ready"),
+    "queues with work": (lambda c, f: chunks.queues_with_work(c), "chunk_"),
     "merge": (lambda c, f: chunks.merge(c), "chunk_derived"),
     "reap": (lambda c, f: chunks.reap(c), "chunk_leased"),
     "expire": (lambda c, f: chunks.expire_leases(c, worker_ids=["w9"]), "chunk_leased"),

@@ -11,6 +11,8 @@ from . import jobs, verify_bill, verify_ledger, verify_rows
 from .jobs import JobRecord
 from .verify_bill import BillLine
 
+__all__ = ["BILL_INVARIANTS", "INVARIANTS", "BillLine", "Violation", "as_lines", "verify"]
+
 Invariant = Callable[[Connection, JobRecord], list[str]]
 
 INVARIANTS: Mapping[str, Invariant] = {f.__name__: f for f in (*verify_rows.INVARIANTS, *verify_ledger.INVARIANTS)}

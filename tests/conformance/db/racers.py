@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
-from batchmill_core.job import Rows
-from batchmill_db import chunks, jobs, ledger, migrate, telemetry
+from batchmill_db import jobs, migrate, telemetry
 from batchmill_db.session import Connection, Database
-from tests.conformance.db.world import World, call_of, settled
+from tests.conformance.db.world import World, settled
 
 _TIMEOUT_S = 60
 # Forked from a process that has everything imported, and no threads or connections.
@@ -53,7 +52,8 @@ def upgrade(database: Database, _: str) -> str | None:
 
 def claim_all(database: Database, name: str, ids: Sequence[int]) -> list[int]:
     """Tries to claim every chunk."""
-    return [i for i in ids if database.run(lambda conn, i=i: chunks.claim(conn, i, name, lease_ms=60_000))]
+    world = World(database)
+    return [i for i in ids if world.claim(i, name)]
 
 
 def spend(database: Database, name: str, ids: Sequence[int]) -> dict[str, int]:
@@ -63,9 +63,7 @@ def spend(database: Database, name: str, ids: Sequence[int]) -> dict[str, int]:
     assert claim is not None
     accepted, over = 0, 0
     for seq in range(1, 400):
-        call = call_of(claim, seq, Rows.of([claim.rows[0]]))
-        reservation = database.run(lambda conn, call=call: ledger.reserve(conn, [call], budgeted=True))
-        if not reservation.accepted:
+        if not world.reserve(claim, [seq], rows=[claim.rows]).accepted:
             break
         accepted += 1
         job = database.run(lambda conn: jobs.get(conn, claim.job_id))

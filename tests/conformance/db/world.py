@@ -12,7 +12,7 @@ from batchmill_core.job import Rows, Spec, Step
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import Usage
 from batchmill_db import chunks, jobs, ledger, results, schema
-from batchmill_db.chunks import Child, Claim, NewChunk
+from batchmill_db.chunks import Child, Claim, NewChunk, Reaped
 from batchmill_db.jobs import JobRecord, NewJob
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.results import NewResult, Save, Saved
@@ -148,7 +148,7 @@ class World:
 
     # dispatching
 
-    def crash(self, *workers: str) -> list[chunks.Reaped]:
+    def crash(self, *workers: str) -> list[Reaped]:
         """The workers died: their leases run out and are reaped."""
         with self.database.transaction() as conn:
             chunks.expire_leases(conn, worker_ids=workers or ("w1",))

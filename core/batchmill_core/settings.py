@@ -12,11 +12,11 @@ from .catalog import Catalog, nearest
 from .environment import Variable, read_variables
 from .errors import ConfigurationError
 from .keys import api_key
-from .settings_check import ScalarTable, check
+from .settings_check import SECRETS, ScalarTable, check
 from .settings_file import FILE_NAME, FileSettings, read_settings_file
 from .urls import redacted_url, same_server
 
-__all__ = ["Settings", "api_key", "find_folder", "load_settings", "redacted_url"]
+__all__ = ["SECRETS", "Settings", "api_key", "find_folder", "load_settings", "redacted_url"]
 
 PREFIX = "BATCHMILL_"
 HOME_VARIABLE = "BATCHMILL_HOME"
@@ -53,6 +53,8 @@ class Settings:
     slots: int = 8  # chunks that one API worker process works on at a time
     gpu_slots: int = 2  # the same for one device: one fills the batch while the other drains
     log_level: str = "info"
+    flower_password: str | None = None  # None: a generated one, kept under .batchmill/
+    metrics_token: str | None = None  # what Prometheus may show instead of the password, for metrics alone
 
     @property
     def embedded(self) -> bool:
@@ -70,7 +72,7 @@ class Settings:
         return self.database_url or f"sqlite:///{self.state_folder / 'batchmill.db'}"
 
     def __repr__(self) -> str:
-        return f"Settings({', '.join(f'{f.name}={_shown(getattr(self, f.name))}' for f in fields(self))})"
+        return f"Settings({', '.join(f'{f.name}={_shown(f.name, getattr(self, f.name))}' for f in fields(self))})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,9 @@ def _place(key: str, found: Mapping[str, _Found]) -> str:
     return found[key].place if key in found else f"{key} (by default)"
 
 
-def _shown(value: object) -> str:
+def _shown(name: str, value: object) -> str:
+    if name in SECRETS and value is not None:
+        return "'***'"
     if isinstance(value, Catalog):
         return f"{len(value.accounts)} accounts and {len(value.models)} models"
     return repr(redacted_url(value) if isinstance(value, str) else value)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from .catalog import nearest
@@ -17,6 +17,17 @@ from .urls import CHECKS, redacted_url
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LEAST_SECRET_CHARS = 8
+
+
+def _secret(value: str) -> str:
+    """What travels in an HTTP header as it stands. The message holds nothing of it."""
+    if len(value) < LEAST_SECRET_CHARS or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError(f"it must be {LEAST_SECRET_CHARS} or more ASCII characters without spaces")
+    return value
+
+
+Secret = Annotated[str, AfterValidator(_secret)]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _MAX_SHOWN_CHARS = 60
@@ -42,7 +53,11 @@ class ScalarTable(Table):
     slots: Count | None = None
     gpu_slots: Count | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
+    flower_password: Secret | None = None
+    metrics_token: Secret | None = None
 
+
+SECRETS = frozenset({"flower_password", "metrics_token"})
 
 T = TypeVar("T", bound=Table)
 Where = Callable[[str], str]
@@ -94,13 +109,13 @@ def _sentence(error: ErrorDetails, table: type[Table], where: Where) -> str:
     if error["type"] == "missing":
         return f"{place} is missing; add it"
     rule = error["msg"].replace("Input should be", "it must be").replace("String should", "it must")
-    rule = rule.replace("a valid dictionary", "a table")
+    rule = rule.replace("a valid dictionary", "a table").removeprefix("Value error, ")
     hint = nearest(str(error["input"]), ("debug", "info", "warning", "error")) if keys[-1] == "log_level" else ""
     return f"{place} is {_shown(keys[-1], error['input'])}; {rule}{hint}"
 
 
 def _shown(key: str, value: object) -> str:
-    if key.startswith("api_key"):
+    if key.startswith("api_key") or key in SECRETS:
         return "not shown"
     if isinstance(value, Mapping | list):
         return "a table" if isinstance(value, Mapping) else "a list"

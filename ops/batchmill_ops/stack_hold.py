@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from batchmill_core.errors import BatchmillError, ConfigurationError
-from batchmill_core.settings import HOME_VARIABLE, PREFIX, Settings, redacted_url
+from batchmill_core.settings import HOME_VARIABLE, PREFIX, SECRETS, Settings, redacted_url
 
 from .stack_folder import LockTaken, StackFolder, exclusive, tail, unusable
 from .stack_link import Link, LinkLost, Message, connect
@@ -173,9 +173,8 @@ def _command(settings: Settings, fd: int) -> list[str]:
 
 def _environment(settings: Settings) -> dict[str, str]:
     """This process's environment with its settings, so that arguments of ``connect`` reach the workers too."""
-    given = {
-        f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in ("home", "broker_url", "catalog")
-    }
+    left_out = {"home", "broker_url", "catalog", *SECRETS}
+    given = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in left_out}
     ours = {PREFIX + name.upper(): str(value) for name, value in given.items() if value is not None}
     others = {name: value for name, value in os.environ.items() if name != f"{PREFIX}BROKER_URL"}
     return {**others, **ours, HOME_VARIABLE: str(settings.home)}

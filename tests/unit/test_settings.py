@@ -318,3 +318,20 @@ def test_a_home_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_home_in_dotenv_is_refused_since_it_comes_too_late(tmp_path: Path) -> None:
     assert refusal(tmp_path, dotenv="BATCHMILL_HOME=/tmp").startswith("BATCHMILL_HOME in .env has no effect")
+
+
+@pytest.mark.parametrize("key", ["flower_password", "metrics_token"])
+def test_a_secret_is_never_shown(tmp_path: Path, key: str) -> None:
+    settings = load(tmp_path, **{f"BATCHMILL_{key.upper()}": SECRET})
+
+    assert getattr(settings, key) == SECRET
+    assert f"{key}='***'" in repr(settings)
+    assert SECRET not in repr(settings)
+
+
+@pytest.mark.parametrize("weak", ["short", "with a space", "pässword-of-some-length"])
+def test_a_secret_that_no_header_can_carry_or_that_is_guessed_is_refused_unseen(tmp_path: Path, weak: str) -> None:
+    message = refusal(tmp_path, BATCHMILL_FLOWER_PASSWORD=weak)
+
+    assert message.startswith("BATCHMILL_FLOWER_PASSWORD is not shown; it must be 8 or more ASCII characters")
+    assert weak not in message

@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import Connection, inspect, text
 
 from batchmill_core.errors import SchemaVersionError
 
@@ -24,22 +21,36 @@ def upgrade(database: Database) -> str | None:
 
     Idempotent. On PostgreSQL an advisory lock, on SQLite the write lock lets one process migrate while others wait.
     """
-    with database.transaction() as conn:
-        if database.dialect == "postgresql":
-            conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        before = MigrationContext.configure(conn).get_current_revision()
-        if before != SCHEMA_VERSION:
-            config = Config()
-            config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-            config.attributes["connection"] = conn
-            command.upgrade(config, "head")
+    return database.run(_upgrade)
+
+
+def _upgrade(conn: Connection) -> str | None:
+    if conn.dialect.name == "postgresql":
+        conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    before = _revision(conn)
+    if before != SCHEMA_VERSION:
+        from alembic import command  # takes a fifth of a second to import, which most commands need not pay
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config.attributes["connection"] = conn
+        command.upgrade(config, "head")
     return before
 
 
 def version(database: Database) -> str | None:
     """The version of the schema that the database has; None when it has none."""
     with database.reading() as conn:
-        return MigrationContext.configure(conn).get_current_revision()
+        return _revision(conn)
+
+
+def _revision(conn: Connection) -> str | None:
+    """What Alembic wrote into its own table."""
+    if not inspect(conn).has_table("alembic_version"):
+        return None
+    found: str | None = conn.execute(text("SELECT version_num FROM alembic_version")).scalar_one_or_none()
+    return found
 
 
 def check(database: Database) -> None:

@@ -22,7 +22,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BUSY_TIMEOUT_MS = 10_000
-_TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300"})
+# Serialization failure, deadlock, lock not available, shutdown, crash, starting up, too many connections, disk full,
+# out of memory: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300", "53100", "53200"})
+_TRANSIENT_WORDS = ("locked", "busy", "disk is full", "disk I/O error")
 
 
 class DatabaseError(BatchmillError):
@@ -82,9 +85,15 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """A transaction that only reads: on SQLite it takes no write lock."""
-        with self._engine.connect().execution_options(batchmill_read=True) as conn:
-            yield conn
+        """A transaction that only reads: on SQLite it takes no write lock.
+
+        Raises DatabaseUnavailable when the database does not answer, DatabaseError for any other fault of it.
+        """
+        try:
+            with self._engine.connect().execution_options(batchmill_read=True) as conn:
+                yield conn
+        except exc.DBAPIError as fault:
+            raise self._translated(fault) from fault
 
     def run(self, work: Callable[[Connection], T], *, patience_s: float = 30.0) -> T:
         """Runs ``work`` in a transaction; repeats it with jitter for up to ``patience_s`` on transient faults.
@@ -100,15 +109,16 @@ class Database:
                 with self.transaction() as conn:
                     return work(conn)
             except exc.DBAPIError as fault:
-                if not is_transient(fault):
-                    raise DatabaseError(_first_line(fault)) from fault
-                if time.monotonic() + delay > deadline:
-                    raise DatabaseUnavailable(
-                        f"the database at {self.address} does not answer: {_first_line(fault)}"
-                    ) from fault
+                if not is_transient(fault) or time.monotonic() + delay > deadline:
+                    raise self._translated(fault) from fault
                 log.warning("database_retry delay_s=%.2f error=%s", delay, type(fault.orig).__name__)
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, 2.0)
+
+    def _translated(self, fault: exc.DBAPIError) -> DatabaseError:
+        if is_transient(fault):
+            return DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}")
+        return DatabaseError(f"the database refused a statement: {_first_line(fault)}")
 
     def close(self) -> None:
         self._engine.dispose()
@@ -120,7 +130,7 @@ def is_transient(fault: exc.DBAPIError) -> bool:
         return True
     original = fault.orig
     if isinstance(original, sqlite3.OperationalError):
-        return any(word in str(original) for word in ("locked", "busy"))
+        return any(word in str(original) for word in _TRANSIENT_WORDS)
     state = getattr(original, "sqlstate", None)
     return state in _TRANSIENT_SQLSTATES or (isinstance(fault, exc.OperationalError) and state is None)
 

@@ -113,6 +113,11 @@ class Source:
         request = self._first_row().request
         return None if request is None else request.task
 
+    @property
+    def skips_bad_rows(self) -> bool:
+        """Whether bad rows are left out instead of refusing the data set."""
+        return self._skip_bad_rows
+
     def reject(self, line: int | None, reason: str) -> None:
         """Notes a bad row when they are skipped, else raises SourceError naming the line and the fix.
 

@@ -102,6 +102,8 @@ class Prepared:
                         f"asks for {request.task.value}, unlike the rows before it ({self.spec.task.value})"
                     )
             except PromptError as fault:
+                if not self.source.skips_bad_rows:
+                    raise
                 self.source.reject(row.line, str(fault))
                 continue
             yield (row if row.index == index else replace(row, index=index)), request

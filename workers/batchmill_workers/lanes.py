@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from batchmill_core import tokens
 from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
 from batchmill_core.engine import Engine, engine_class
-from batchmill_core.errors import ConfigurationError
+from batchmill_core.errors import ConfigurationError, Unreachable
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 from batchmill_core.settings import Settings, api_key
@@ -21,6 +22,7 @@ from .window import Window
 
 EMBED_ROWS = 64
 LONG_PAUSE_S = 5.0
+_TOLD_FOR_S = 70.0  # longer than the longest backoff
 LINE_S = 2.5  # rows are not booked while those before them wait longer than this for the account's rates
 
 
@@ -58,6 +60,7 @@ class ApiLane:
         self.engine = ApiEngine(account, lambda: api_key(account, folder=settings.home), models=models)
         self.window = Window.for_capacity(account.max_in_flight)
         self.book_rows = min(self.window.batch, _line_rows([account.limits, *(m.limits for m in models)]))
+        self._unreachable: tuple[float, str] | None = None  # when last, and why
         self._counts_tokens = any(x.tokens_per_minute for x in (account.limits, *(m.limits for m in models)))
 
     async def start(self) -> None:
@@ -78,16 +81,22 @@ class ApiLane:
             async with self.engine.quota.admit(step.upstream, estimate) as permit:
                 unit.sending = True
                 completion = await self.engine.complete(request)
+                self._unreachable = None
                 if self._counts_tokens and completion.usage is not None:
                     permit.used(completion.usage.total)
                 unit.sending = False
                 return completion
         except api_quota.QuotaWait as wait:
             raise QuotaWait(wait.wait_s, str(wait)) from wait
+        except Unreachable as fault:
+            self._unreachable = (time.monotonic(), fault.message)
+            raise
 
     def describe(self) -> str | None:
         quota = self.engine.quota
-        if quota.paused_s > 0:
+        if self._unreachable is not None and time.monotonic() - self._unreachable[0] < _TOLD_FOR_S:
+            return f"account {self.account.name} cannot be reached ({self._unreachable[1]}); rows wait and try again"
+        if quota.paused_s >= 1:
             return f"account {self.account.name}: the provider asked to wait {quota.paused_s:.0f} s more"
         if quota.waiting and quota.adaptive.limit < self.account.max_in_flight:
             return f"account {self.account.name}: throttled to {quota.adaptive.limit} calls in flight"

@@ -162,7 +162,7 @@ class Dispatcher:
 
     def _publish(self) -> None:
         bells = self._database.run(self._mark)
-        ring_all(bells, self.ring)
+        self.ring_all(bells)
 
     def _mark(self, conn: Connection) -> list[Doorbell]:
         slots: Counter[str] = Counter()
@@ -173,14 +173,16 @@ class Dispatcher:
         self.windows = {q: n + WINDOW_EXTRA for q, n in slots.items()}
         return chunks.ring(conn, windows=self.windows, again_after_ms=self._cadence.again_ms)
 
-    def ring(self, bell: Doorbell) -> None:
-        """Publishes one chunk; a broker that is away is noted, the chunk is rung for again later."""
-        try:
-            self._ring(bell)
-            self.broker_away = False
-        except Exception as fault:  # noqa: BLE001  # the broker client's errors are many; none may lose a row
-            self.broker_away = True
-            log.warning("publish_failed chunk=%d queue=%s error=%s", bell.chunk_id, bell.queue, fault)
+    def ring_all(self, bells: Sequence[Doorbell]) -> None:
+        """Publishes chunks until one cannot be: each further try would cost seconds. They are rung for again later."""
+        for bell in bells:
+            try:
+                self._ring(bell)
+                self.broker_away = False
+            except Exception as fault:  # noqa: BLE001  # the broker client's errors are many; none may lose a row
+                self.broker_away = True
+                log.warning("publish_failed chunk=%d queue=%s error=%s", bell.chunk_id, bell.queue, fault)
+                return
 
     def _help_itself(self) -> None:
         """Takes a chunk from SQL when the broker is away, or when one was left lying though this worker is idle."""
@@ -193,8 +195,3 @@ class Dispatcher:
         for chunk_id in self._database.run(lambda conn: chunks.overdue(conn, self._queues, waited_ms=waited_ms)):
             if not self._take(chunk_id):
                 return
-
-
-def ring_all(bells: Sequence[Doorbell], ring: Callable[[Doorbell], None]) -> None:
-    for bell in bells:
-        ring(bell)

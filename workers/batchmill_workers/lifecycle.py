@@ -201,8 +201,7 @@ class WorkerProcess:
         bells = self.database.run(
             lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
         )
-        for bell in bells:
-            self.dispatcher.ring(bell)
+        self.dispatcher.ring_all(bells)
 
     async def stop_account(self, account: str, error: CallError) -> None:
         """Stops a provider account for all hosts, with one message."""

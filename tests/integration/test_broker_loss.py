@@ -57,7 +57,7 @@ def test_a_worker_drains_while_the_broker_is_away(make_mill: MakeMill, valkey_se
     valkey_server.kill()
     worker.terminate()
 
-    assert worker.wait_dead(15) == 0
+    assert worker.wait_dead(15) == 0, worker.log
     assert {c.state for c in mill.chunks(job)} <= {"ready", "done"}
     assert {c.state for c in mill.calls(job)} <= {"settled", "void"}
     mill.invariants(job)

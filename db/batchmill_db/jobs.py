@@ -214,9 +214,29 @@ def add_payloads(conn: Connection, job_id: int, payloads: Sequence[tuple[int, in
     return set(conn.execute(statement, values).scalars())
 
 
-def set_submission(conn: Connection, job_id: int, submission: Mapping[str, Any]) -> None:
-    """Replaces what a job that is loaded anew was submitted with. Idempotent."""
-    conn.execute(update(job).where(job.c.id == job_id).values(submission=json.dumps(dict(submission))))
+def renew(conn: Connection, job_id: int, new: NewJob) -> None:
+    """Replaces what a job that is loaded anew, or gone on with, was submitted with. Idempotent."""
+    conn.execute(
+        update(job)
+        .where(job.c.id == job_id, job.c.state == JobState.LOADING)
+        .values(
+            name=new.name,
+            model=new.model,
+            task=new.spec.task,
+            source=new.source,
+            priority=new.priority,
+            budget_nanousd=new.budget_nanousd,
+            submission=json.dumps(dict(new.submission)),
+        )
+    )
+    set_first_spec(conn, job_id, new.spec)
+
+
+def lock_state(conn: Connection, job_id: int) -> JobState | None:
+    """The job's state, which nobody changes before this transaction ends; None when there is no such job."""
+    state = conn.execute(select(job.c.state).where(job.c.id == job_id).with_for_update(key_share=True))
+    found = state.scalar_one_or_none()
+    return None if found is None else JobState(found)
 
 
 def payload_digests(conn: Connection, job_id: int) -> Iterator[tuple[int, int, str]]:

@@ -7,6 +7,7 @@ a key, a loader that died is gone on with: the rows that are saved already are c
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,12 +26,14 @@ from batchmill_core.settings import Settings
 from batchmill_db import chunks, jobs
 from batchmill_db.chunks import Doorbell, NewChunk
 from batchmill_db.jobs import JobRecord, NewJob
-from batchmill_db.session import Connection, Database
+from batchmill_db.session import Connection, Database, DatabaseError
 
 from .chunking import PackedRow, Payload, default_chunk_size, pack_payload, pack_row, size_chunks
 from .prompts import Prompt, compile_prompt
 from .source_files import job_name
 from .sources import Source, open_source
+
+log = logging.getLogger(__name__)
 
 _ROWS_PER_TRANSACTION = 8000
 _BYTES_PER_TRANSACTION = 16_000_000
@@ -201,22 +204,49 @@ def submit(
     if known is not None and known.state not in (JobState.LOADING, JobState.FAILED):
         return known
     prepared = prepare(submission, settings)
-    job_id, chunk_size = _begin(database, submission, prepared, known)
+    try:
+        job_id, chunk_size = _begin(database, submission, prepared, known)
+    except DatabaseError:
+        known = None if submission.key is None else _known(database, submission)
+        if known is None:
+            raise
+        if known.state not in (JobState.LOADING, JobState.FAILED):
+            return known
+        job_id, chunk_size = _begin(database, submission, prepared, known)  # another submitter of this key came first
     try:
         _load(database, job_id, prepared, chunk_size, submission.priority, progress)
-    except (SourceError, PromptError) as fault:
-        reason = str(fault)
-        database.run(lambda conn: jobs.fail_loading(conn, job_id, reason))
-        raise
-    except KeyboardInterrupt:
-        if submission.key is None:
-            database.run(lambda conn: jobs.fail_loading(conn, job_id, "interrupted while loading"))
+    except _NotLoading:
+        return _ended_elsewhere(database, job_id)
+    except BaseException as fault:
+        if submission.key is None or isinstance(fault, (SourceError, PromptError)):
+            _fail(database, job_id, fault)
         raise
     database.run(lambda conn: jobs.mark_loaded(conn, job_id))
     if ring is not None:
         ring_first(database, prepared.spec.steps[0].queue, ring)
     with database.reading() as conn:
         return jobs.get(conn, job_id)
+
+
+class _NotLoading(Exception):
+    """The job left `loading` while this loader was at it: another one finished it, or the user cancelled it."""
+
+
+def _ended_elsewhere(database: Database, job_id: int) -> JobRecord:
+    with database.reading() as conn:
+        job = jobs.get(conn, job_id)
+    if job.state in (JobState.CANCELLED, JobState.FAILED):
+        raise JobError(f"job {job.public_id} was {job.state} while its data set was being read: {job.reason}")
+    return job
+
+
+def _fail(database: Database, job_id: int, fault: BaseException) -> None:
+    """The job is refused as a whole, so that no half of it stays behind."""
+    reason = str(fault) or ("interrupted while loading" if isinstance(fault, KeyboardInterrupt) else repr(fault))
+    try:
+        database.run(lambda conn: jobs.fail_loading(conn, job_id, reason))
+    except DatabaseError as second:
+        log.warning("loading_not_ended job=%d error=%s", job_id, second)  # the fault that came first is what is told
 
 
 def ring_first(database: Database, queue: str, ring: Callable[[Doorbell], None]) -> None:
@@ -243,14 +273,10 @@ def _known(database: Database, submission: Submission) -> JobRecord | None:
 
 
 def _begin(database: Database, submission: Submission, prepared: Prepared, known: JobRecord | None) -> tuple[int, int]:
-    """The job to load into, and its chunk size."""
-    if known is not None and known.state is JobState.LOADING:
-        return known.id, int(known.submission["chunk_size"])
+    """The job to load into, and its chunk size. One that is gone on with keeps the size that it began with."""
     size = submission.chunk_size or default_chunk_size(prepared.entry, prepared.account)
-    record = {"identity": submission.identity(), "chunk_size": size}
-    if known is not None:
-        database.run(lambda conn: _begin_again(conn, known.id, prepared.spec, record))
-        return known.id, size
+    if known is not None and known.state is JobState.LOADING:
+        size = int(known.submission["chunk_size"])
     new = NewJob(
         name=submission.name or _default_name(submission),
         model=prepared.entry.name,
@@ -259,15 +285,17 @@ def _begin(database: Database, submission: Submission, prepared: Prepared, known
         key=submission.key,
         priority=submission.priority,
         budget_nanousd=submission.budget_nanousd,
-        submission=record,
+        submission={"identity": submission.identity(), "chunk_size": size},
     )
-    return database.run(lambda conn: jobs.create(conn, new)), size
+    if known is None:
+        return database.run(lambda conn: jobs.create(conn, new)), size
+    database.run(lambda conn: _begin_again(conn, known.id, new))
+    return known.id, size
 
 
-def _begin_again(conn: Connection, job_id: int, spec: Spec, record: Mapping[str, Any]) -> None:
+def _begin_again(conn: Connection, job_id: int, new: NewJob) -> None:
     jobs.reload(conn, job_id)
-    jobs.set_first_spec(conn, job_id, spec)
-    jobs.set_submission(conn, job_id, record)
+    jobs.renew(conn, job_id, new)
 
 
 def _load(
@@ -293,6 +321,8 @@ def _load(
             database.run(_saver(job_id, payloads, n_rows, queue, priority, prepared.source))
         if progress is not None:
             progress(n_rows)
+    if (left := next(loaded, None)) is not None:
+        raise _other_data(left[0], "are missing now")
     database.run(lambda conn: _note(conn, job_id, n_rows, prepared.source))
 
 
@@ -305,12 +335,16 @@ def _is_loaded(payload: Payload, saved: tuple[int, int, str] | None) -> bool:
     if saved is None:
         return False
     if saved != (payload.first_row, payload.n_rows, payload.digest):
-        last = payload.first_row + payload.n_rows - 1
-        raise SourceError(
-            f"the data set is not the one that this key began with: rows {payload.first_row}-{last} differ; "
-            "use another key, or give the same data set"
-        )
+        raise _other_data(payload.first_row, "differ")
     return True
+
+
+def _other_data(first_row: int, how: str) -> JobError:
+    """Not a fault of the data set: the job that began stays, so that the right one can still be given."""
+    return JobError(
+        f"the data set is not the one that this key began with: rows from {first_row} on {how}; "
+        "use another key, or give the same data set"
+    )
 
 
 def _batches(groups: Iterable[list[PackedRow]]) -> Iterator[list[list[PackedRow]]]:
@@ -338,10 +372,20 @@ def _save(
     conn: Connection, job_id: int, payloads: Sequence[Payload], n_rows: int, queue: str, priority: int, source: Source
 ) -> None:
     """Payloads and their chunks in one transaction. Idempotent: payloads that are there already are left alone."""
+    if jobs.lock_state(conn, job_id) is not JobState.LOADING:
+        raise _NotLoading
     new = jobs.add_payloads(conn, job_id, [(p.first_row, p.n_rows, p.requests, p.inputs, p.digest) for p in payloads])
+    if len(new) < len(payloads):  # another loader of the same key is at it too, or a commit's answer was lost
+        _check_same(conn, job_id, [p for p in payloads if p.first_row not in new])
     rows = (Rows.span(p.first_row, p.n_rows) for p in payloads if p.first_row in new)
     chunks.add(conn, job_id, (NewChunk(rows=r, queue=queue, priority=priority) for r in rows))
     _note(conn, job_id, n_rows, source)
+
+
+def _check_same(conn: Connection, job_id: int, payloads: Sequence[Payload]) -> None:
+    saved = {first: (first, n_rows, digest) for first, n_rows, digest in jobs.payload_digests(conn, job_id)}
+    for payload in payloads:
+        _is_loaded(payload, saved.get(payload.first_row))
 
 
 def _note(conn: Connection, job_id: int, n_rows: int, source: Source) -> None:

@@ -120,6 +120,15 @@ class Database:
             return DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}")
         return DatabaseError(f"the database refused a statement: {_first_line(fault)}")
 
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Runs ``work``, which only reads, once and without a lock. Raises DatabaseUnavailable or DatabaseError."""
+        try:
+            with self.reading() as conn:
+                return work(conn)
+        except exc.DBAPIError as fault:
+            kind = DatabaseUnavailable if is_transient(fault) else DatabaseError
+            raise kind(f"the database at {self.address} cannot be read: {_first_line(fault)}") from fault
+
     def close(self) -> None:
         self._engine.dispose()
 

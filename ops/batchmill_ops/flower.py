@@ -1,0 +1,168 @@
+"""Runs Flower on the configured broker, or on the folder's embedded one: set up, behind a login, with our figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from batchmill_core.broker import make_celery, queues
+from batchmill_core.errors import ConfigurationError
+from batchmill_core.settings import Settings
+from batchmill_db.session import Database
+
+from .flower_folder import FlowerFolder, Running
+from .flower_login import Login, login_for
+from .ports import taken
+from .stack_folder import StackFolder
+
+if TYPE_CHECKING:
+    from .flower_app import MillFlower
+
+log = logging.getLogger(__name__)
+
+MAX_TASKS = 5_000
+SAVE_EVERY_MS = 5_000
+COLUMNS = "args,state,result,runtime,worker,received,uuid"
+_PURGE_AFTER_S = 3_600
+_HEADERS = {"args": "Rows"}
+# Variables of Flower that would open what we close, or move what `status` and a restart look for.
+_REFUSED = {
+    "FLOWER_BASIC_AUTH": "set BATCHMILL_FLOWER_PASSWORD instead; the user is batchmill",
+    "FLOWER_AUTH": "put a proxy that logs people in before Flower, or use the password",
+    "FLOWER_UNAUTHENTICATED_API": "the API needs the login, like every page",
+    "FLOWER_PORT": "give --port",
+    "FLOWER_ADDRESS": "give --address",
+    "FLOWER_URL_PREFIX": "give --url-prefix",
+    "FLOWER_UNIX_SOCKET": "give --port",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where Flower listens. ``prefix`` is a path that a proxy before it passes on, such as ``flower``."""
+
+    port: int = 5555
+    address: str = "127.0.0.1"
+    prefix: str = ""
+
+    def url(self, port: int, *, secure: bool = False) -> str:
+        host = "127.0.0.1" if self.address in ("", "0.0.0.0", "::") else self.address
+        shown = f"[{host}]" if ":" in host else host
+        path = f"/{self.prefix.strip('/')}" if self.prefix else ""
+        return f"http{'s' if secure else ''}://{shown}:{port}{path}/"
+
+
+def run_flower(settings: Settings, place: Place, *, ready: Callable[[Running, Login], None]) -> None:
+    """Runs Flower until SIGTERM or SIGINT; ``settings`` name the broker. Calls ``ready`` once it listens.
+
+    Raises ConfigurationError when it cannot: the extra is missing, the port is taken, one runs here already.
+    """
+    _need_extra()
+    StackFolder(path=settings.state_folder).prepare()
+    folder = FlowerFolder(path=settings.state_folder)
+    with folder.held():
+        login = login_for(settings)
+        database = Database(settings.database_address, pool_size=1)
+        try:
+            asyncio.run(_serve(settings, place, folder, login, database, ready))
+        finally:
+            database.close()
+
+
+async def _serve(
+    settings: Settings,
+    place: Place,
+    folder: FlowerFolder,
+    login: Login,
+    database: Database,
+    ready: Callable[[Running, Login], None],
+) -> None:
+    app = _make(settings, place, folder, login, database)
+    try:
+        running = _listen(app, place)
+        folder.note_running(running)
+        app.start()
+        ready(running, login)
+        await _told_to_end()
+    finally:
+        app.stop()
+
+
+def _make(settings: Settings, place: Place, folder: FlowerFolder, login: Login, database: Database) -> MillFlower:
+    from .flower_app import MillFlower, readable
+    from .metrics import MillCollector
+
+    return MillFlower(
+        capp=make_celery(settings),
+        login=login,
+        collector=MillCollector(database, queues=[q.name for q in queues(settings) if q.name != "batchmill.none"]),
+        settings=_flower_settings(place, folder, login, format_task=readable),
+    )
+
+
+def _flower_settings(place: Place, folder: FlowerFolder, login: Login, **more: Any) -> dict[str, Any]:
+    """Sets Flower's global options: ours, then what its own variables say, then those that are not open to these."""
+    from flower.command import apply_env_options, extract_settings
+    from flower.options import options
+    from flower.urls import settings as flower_settings
+    from flower.views.tasks import TASK_COLUMNS
+
+    _set(options, max_tasks=MAX_TASKS, tasks_columns=COLUMNS, purge_offline_workers=_PURGE_AFTER_S, read_only=True)
+    _set(options, state_save_interval=SAVE_EVERY_MS, persistent=True, db=str(folder.history_file), **more)
+    apply_env_options()
+    _set(options, port=place.port, address=place.address, url_prefix=place.prefix.strip("/"))
+    _set(options, basic_auth=[login.credentials], auth="", unix_socket="")
+    TASK_COLUMNS.update(_HEADERS)
+    extract_settings()
+    return dict(flower_settings)
+
+
+def _set(options: Any, **values: Any) -> None:
+    for name, value in values.items():
+        setattr(options, name, value)
+
+
+def _listen(app: MillFlower, place: Place) -> Running:
+    try:
+        port = app.start_http_server()
+    except OSError as fault:
+        if fault.errno == errno.EADDRINUSE:
+            raise taken(place.port, "--port") from fault
+        raise ConfigurationError(
+            f"Flower cannot listen on {place.address}:{place.port}: {fault.strerror}; give another --address or --port"
+        ) from fault
+    return Running(pid=os.getpid(), url=place.url(port, secure=app.ssl_options is not None), port=port)
+
+
+async def _told_to_end() -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    try:
+        await told.wait()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _need_extra() -> None:
+    with contextlib.suppress(ImportError):
+        import flower  # noqa: F401
+        import prometheus_client  # noqa: F401
+
+        _refuse_variables()
+        return
+    raise ConfigurationError("Flower is not installed; pip install 'batchmill[flower]'")
+
+
+def _refuse_variables() -> None:
+    for name in _REFUSED.keys() & os.environ.keys():
+        raise ConfigurationError(f"{name} is not for `batchmill flower`: {_REFUSED[name]}")

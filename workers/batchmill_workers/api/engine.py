@@ -129,10 +129,12 @@ class ApiEngine:
         self._key, self._headers = key, headers
 
     def _hide_key(self, error: CallError) -> None:
-        """Some servers repeat the key they refuse; it must not reach a log, a result or the screen."""
-        if self._key and (self._key in error.message or self._key in (error.raw or "")):
+        """Some servers repeat the key they refuse; it must not reach a log, a result, the ledger or the screen."""
+        told = (error.message, error.raw, error.request_id)
+        if self._key and any(self._key in text for text in told if text):
             error.message = error.message.replace(self._key, "***")
             error.raw = error.raw.replace(self._key, "***") if error.raw else error.raw
+            error.request_id = error.request_id.replace(self._key, "***") if error.request_id else None
             error.args = (error.message,)
 
 

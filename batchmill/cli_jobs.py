@@ -22,7 +22,7 @@ from . import control
 from .asked import parse_budget, statuses_of
 from .finishing import finish
 from .opening import opened
-from .options import BudgetOption, JobArgument, JsonOption, ParamOption, parse_params
+from .options import BudgetOption, ExcelSafeOption, JobArgument, JsonOption, ParamOption, parse_params
 from .output import Format, output_of
 from .running import attached, see_through
 from .tables import costs_table, jobs_table, report_table
@@ -93,9 +93,10 @@ def results_command(
     format: Annotated[Format | None, typer.Option("--format", help="By default by the suffix of FILE, else jsonl.")] = None,
     status: StatusOption = None,
     columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Result columns and columns of the input.")] = None,
+    excel_safe: ExcelSafeOption = False,
 ) -> None:  # fmt: skip
     """Export results in row order; rows that have none yet are left out. Streams, so that any size fits."""
-    to = output_of(output, format, columns)
+    to = output_of(output, format, columns, excel_safe=excel_safe)
     statuses = statuses_of(status)
     with opened(load_settings()) as database:
         record = _find(database, job)

@@ -23,7 +23,7 @@ from batchmill_producers.submit import Submission, submit
 from .control import resume
 from .finishing import finish
 from .opening import doorbell, opened
-from .options import JobArgument, JsonOption, takes_submission
+from .options import ExcelSafeOption, JobArgument, JsonOption, takes_submission
 from .output import Format, Output, output_of
 from .running import attached, interruptible_loading, see_through
 from .tables import estimate_table
@@ -54,6 +54,7 @@ def run_command(
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="OUT", help="Write the results here when done; - is standard output.")] = None,
     format: Annotated[Format | None, typer.Option("--format", help="Of the results; by default by the suffix of OUT.")] = None,
     columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Of the results: result and input columns.")] = None,
+    excel_safe: ExcelSafeOption = False,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Run a data set through a model: submit, show progress, write results.
@@ -61,7 +62,7 @@ def run_command(
     With no broker configured it starts what it needs here and stops it afterwards. Ctrl-C pauses the job and says how
     to go on. Exit code 1: some rows ended badly; 3: the job is stopped.
     """
-    to = _run_output(output, format, columns, as_json=as_json)
+    to = _run_output(output, format, columns, excel_safe=excel_safe, as_json=as_json)
     settings = load_settings()
     with attached(settings) as stack:
         record = _submitted(stack, settings, submission)
@@ -69,12 +70,14 @@ def run_command(
         finish(stack.database, report, to, as_json=as_json)
 
 
-def _run_output(path: str | None, format: Format | None, columns: str | None, *, as_json: bool) -> Output | None:
-    if path is None and (format or columns):
+def _run_output(
+    path: str | None, format: Format | None, columns: str | None, *, excel_safe: bool, as_json: bool
+) -> Output | None:
+    if path is None and (format or columns or excel_safe):
         raise ConfigurationError("--format and --columns are for results; add -o OUT (or -o - for standard output)")
     if path == "-" and as_json:
         raise ConfigurationError("--json and -o - would both write to standard output; keep one of them")
-    return None if path is None else output_of(path, format, columns)
+    return None if path is None else output_of(path, format, columns, excel_safe=excel_safe)
 
 
 def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:

@@ -14,6 +14,7 @@ from batchmill_core.errors import ConfigurationError
 from batchmill_producers.submit import Submission
 
 from .asked import make_submission
+from .job_file import is_job_file, with_job_file
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its id, its key, or its name (the newest of it).")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
@@ -24,11 +25,15 @@ ParamOption = Annotated[
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="USD", help="Pause before more than this is spent.")
 ]
+ExcelSafeOption = Annotated[
+    bool,
+    typer.Option("--excel-safe", help="In CSV, put an apostrophe before text that a spreadsheet takes for a formula."),
+]
 _ASK, _READ, _JOB = "What is asked", "How the data set is read", "The job"
 
 
 def submission_of(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A .jsonl or .csv file, also .gz or .zst; - reads JSONL from stdin.")],
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder, a 'pattern/*.csv' or a URL; - reads JSONL from stdin; a job.toml holds it with its options.")],
     model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="A model of batchmill.toml.", rich_help_panel=_ASK)] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="T", help="A template: 'Label: {{ text }}' takes the column text.", rich_help_panel=_ASK)] = None,
     prompt_file: Annotated[Path | None, typer.Option("--prompt-file", metavar="FILE", help="The template, from a file.", rich_help_panel=_ASK)] = None,
@@ -74,18 +79,30 @@ def submission_of(
 
 
 def takes_submission(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command, whose first parameter is a Submission, the options that make one, before its own."""
+    """Gives a command, whose first parameter is a Submission, the options that make one, before its own.
+
+    A job file in the place of the data set fills in what the command line leaves out.
+    """
     shared = inspect.signature(submission_of, eval_str=True).parameters
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
-    def wrapper(**values: Any) -> None:
+    def wrapper(context: typer.Context, **values: Any) -> None:
+        if is_job_file(values["dataset"]):
+            values = with_job_file(values, is_given=lambda name: _is_given(context, name))
         command(submission_of(**{name: values.pop(name) for name in shared}), **values)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+    asks_context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    options = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*shared.values(), *own)]
+    parameters = [asks_context, *options]
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it by inspect
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
     return wrapper
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def parse_params(texts: Sequence[str]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from typing import BinaryIO, Literal
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.request import RowStatus
 from batchmill_db.session import Database
-from batchmill_producers.export import write_results
+from batchmill_producers.export import check_format, write_results
 
-Format = Literal["jsonl", "csv", "openai"]
-_BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+Format = Literal["jsonl", "csv", "parquet", "openai"]
+_BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _STDOUT = "-"
 
 
@@ -31,14 +31,23 @@ class Output:
     path: Path | None
     format: Format
     columns: Sequence[str] | None = None
+    excel_safe: bool = False
 
     def write(self, database: Database, job_id: int, *, statuses: Iterable[RowStatus] | None = None) -> int:
         """Writes the results of a job in row order; answers how many."""
         with _open(self.path) as out:
-            return write_results(database, job_id, out, format=self.format, statuses=statuses, columns=self.columns)
+            return write_results(
+                database,
+                job_id,
+                out,
+                format=self.format,
+                statuses=statuses,
+                columns=self.columns,
+                excel_safe=self.excel_safe,
+            )
 
 
-def output_of(path: str | None, format: Format | None, columns: str | None) -> Output:
+def output_of(path: str | None, format: Format | None, columns: str | None, *, excel_safe: bool = False) -> Output:
     """The output that options describe, checked before any work is done. Raises ConfigurationError."""
     to = None if path in (None, _STDOUT) else Path(str(path))
     if to is not None and to.is_dir():
@@ -49,7 +58,11 @@ def output_of(path: str | None, format: Format | None, columns: str | None) -> O
     names = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]
     if names == []:
         raise ConfigurationError("--columns is empty; write for example --columns row,status,output")
-    return Output(path=to, format=_format(to, format), columns=names)
+    chosen = _format(to, format)
+    check_format(chosen, excel_safe=excel_safe)
+    if chosen == "parquet" and to is None and sys.stdout.isatty():
+        raise ConfigurationError("Parquet is not for a terminal; add -o FILE.parquet")
+    return Output(path=to, format=chosen, columns=names, excel_safe=excel_safe)
 
 
 def _format(path: Path | None, given: Format | None) -> Format:
@@ -58,7 +71,9 @@ def _format(path: Path | None, given: Format | None) -> Format:
     if path is None:
         return "jsonl"
     if path.suffix not in _BY_SUFFIX:
-        raise ConfigurationError(f"--output {path}: its suffix names no format; add --format jsonl, csv or openai")
+        raise ConfigurationError(
+            f"--output {path}: its suffix names no format; add --format jsonl, csv, parquet or openai"
+        )
     return _BY_SUFFIX[path.suffix]
 
 

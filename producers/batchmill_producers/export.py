@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, BinaryIO
 
 import orjson
@@ -19,7 +20,7 @@ from .export_openai import openai_line
 from .export_rows import COLUMNS, Result, stream_fields, stream_results
 from .extras import needed_for
 
-__all__ = ["COLUMNS", "FORMATS", "Result", "stream_results", "write_results"]
+__all__ = ["COLUMNS", "FORMATS", "Result", "check_format", "stream_results", "write_results"]
 
 _FLUSH_BYTES = 1 << 20
 
@@ -54,14 +55,22 @@ def write_results(
     ``columns`` picks result columns and columns of the input by name. ``excel_safe`` is for CSV, see `csv_lines`. Raises
     ConfigurationError for an unknown format or column, and when the library that a format needs is missing.
     """
-    if format not in _WRITERS:
-        raise ConfigurationError(f"format {format!r} is not known; there are {', '.join(FORMATS)}")
-    if excel_safe and format != "csv":
-        raise ConfigurationError(f"--excel-safe is for CSV, and the format is {format}; leave it out")
+    check_format(format, excel_safe=excel_safe)
     export = _Export(
         database=database, job_id=job_id, out=out, statuses=statuses, columns=columns, excel_safe=excel_safe
     )
     return _WRITERS[format](export)
+
+
+def check_format(format: str, *, excel_safe: bool = False) -> None:
+    """Raises ConfigurationError for what `write_results` would refuse, so that it is known before a job runs."""
+    if format not in _WRITERS:
+        raise ConfigurationError(f"format {format!r} is not known; there are {', '.join(FORMATS)}")
+    if excel_safe and format != "csv":
+        raise ConfigurationError(f"--excel-safe is for CSV, and the format is {format}; leave it out")
+    if format == "parquet":
+        with needed_for("Parquet", install="batchmill[parquet]"):
+            import_module("pyarrow")
 
 
 def _write_jsonl(export: _Export) -> int:
@@ -80,8 +89,8 @@ def _write_openai(export: _Export) -> int:
 
 
 def _write_parquet(export: _Export) -> int:
-    with needed_for("Parquet", install="batchmill[parquet]"):
-        from .export_parquet import write_parquet
+    from .export_parquet import write_parquet
+
     return write_parquet(export.database, export.job_id, export.out, statuses=export.statuses, columns=export.columns)
 
 

@@ -51,7 +51,7 @@ MISTAKES = {
     "run data.jsonl -m x -p y --prompt-file z": "--prompt and --prompt-file are both given; keep one of them",
     "run data.jsonl -m x --prompt-file z": "--prompt-file z cannot be read: No such file or directory",
     "run data.jsonl -m x -p y -o nowhere/x.csv": "--output nowhere/x.csv: the folder nowhere does not exist",
-    "run data.jsonl -m x -p y -o x.foo": "--output x.foo: its suffix names no format; add --format jsonl, csv or openai",
+    "run data.jsonl -m x -p y -o x.foo": "--output x.foo: its suffix names no format; add --format jsonl, csv, parquet or openai",
     "run data.jsonl -m x -p y -o .": "--output . is a folder; give the name of a file",
     "run data.jsonl -m x -p y -o - --json": "--json and -o - would both write to standard output; keep one of them",
     "run data.jsonl -m x -p y --format csv": "--format and --columns are for results; add -o OUT",

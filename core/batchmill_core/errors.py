@@ -192,6 +192,12 @@ class EngineFailed(CallError):
     ledger = CallState.UNKNOWN
 
 
+class EngineLost(EngineFailed):
+    """The engine's process died with this call in it: the call may be what killed it, so its chunk counts a crash."""
+
+    kind = "engine_lost"
+
+
 class AuthFailed(CallError):
     kind = "auth_failed"
     scope = Scope.ACCOUNT

@@ -43,6 +43,12 @@ class Claim:
     spec: str  # JSON of core.job.Spec
     budgeted: bool
     fresh: bool  # nothing of these rows was tried before in this round
+    crash_count: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether one more crash halves the chunk, or ends its one row: it should run alone, so that none other is blamed."""
+        return self.crash_count >= CRASH_LIMIT - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,14 @@ def claim(conn: Connection, chunk_id: int, worker_id: str, *, lease_ms: int) -> 
             first_claim_ms=func.coalesce(chunk.c.first_claim_ms, now_ms()),
         )
         .returning(
-            chunk.c.fence, chunk.c.job_id, chunk.c.rows, chunk.c.queue, chunk.c.step, chunk.c.round, chunk.c.parent_id
+            chunk.c.fence,
+            chunk.c.job_id,
+            chunk.c.rows,
+            chunk.c.queue,
+            chunk.c.step,
+            chunk.c.round,
+            chunk.c.parent_id,
+            chunk.c.crash_count,
         )
     ).one_or_none()
     if taken is None:
@@ -133,6 +146,7 @@ def claim(conn: Connection, chunk_id: int, worker_id: str, *, lease_ms: int) -> 
         spec=about.spec,
         budgeted=about.budget_nanousd is not None,
         fresh=taken.fence == 1 and taken.parent_id is None and taken.round == 1,
+        crash_count=taken.crash_count,
     )
 
 
@@ -259,6 +273,19 @@ def reap(conn: Connection, *, limit: int = 100) -> list[Reaped]:
             .values(published_ms=None)
         )
     return reaped
+
+
+def crash(conn: Connection, claim: Claim) -> Reaped | None:
+    """Gives an attempt up that lost its engine, as if its worker had died: one more crash is counted.
+
+    Fenced. Idempotent: an attempt is given up once; None when it is no longer the owner.
+    """
+    conn.execute(
+        update(chunk)
+        .where(chunk.c.id == claim.chunk_id, chunk.c.fence == claim.fence, chunk.c.state == ChunkState.LEASED)
+        .values(lease_until_ms=0)
+    )
+    return _reap_one(conn, claim.chunk_id, claim.fence)
 
 
 def _reap_one(conn: Connection, chunk_id: int, fence: int) -> Reaped | None:

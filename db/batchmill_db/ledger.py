@@ -380,7 +380,7 @@ def _add_past(past: dict[int, Past], c: Any, covered: Sequence[int], wanted: set
         if row in wanted:
             p = past.get(row, Past())
             past[row] = Past(
-                tries=p.tries + 1,
+                tries=p.tries + (c.error_kind != "engine_lost"),  # the chunk counts that as a crash
                 calls=p.calls + 1,
                 cost_nanousd=_plus(p.cost_nanousd, None if unknown else money),
                 unknown_nanousd=_plus(p.unknown_nanousd, money if unknown else None),

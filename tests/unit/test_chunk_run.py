@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from batchmill_core.errors import CallTimeout, InvalidRequest
+from batchmill_core.errors import CallTimeout, EngineLost, InvalidRequest
 from batchmill_core.job import JobState, Rows, Step
 from batchmill_core.request import Completion, Request, RowStatus
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs
+from batchmill_db import chunks, jobs, ledger
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import DatabaseError
 from batchmill_workers import validation
@@ -535,3 +535,41 @@ def test_a_row_of_its_own_fault_is_final(bench: Bench) -> None:
 
     assert statuses(bench, job) == [RowStatus.FAILED, RowStatus.OK]
     assert Rows.of(bench.lane.arrived) == Rows.span(0, 2)
+
+
+def test_a_row_that_kills_its_engine_is_found_by_halving_and_the_others_are_answered(bench: Bench) -> None:
+    """The engine's process dies with every call in it, whichever row is at fault."""
+
+    def answer(unit: Unit) -> Completion:
+        if unit.items[0].row == 5:
+            raise EngineLost("the engine's process died (signal 11)")
+        return good()
+
+    job = bench.submit(rows=8)
+    bench.lane.answer = answer
+
+    bench.mill.run(job)
+
+    ended = bench.mill.job(job)
+    assert ended.state is JobState.DONE
+    assert {s.value: n for s, n in ended.by_status.items() if n} == {"ok": 7, "dead": 1}
+    assert [r["row"] for r in bench.mill.rows(job)] == [0, 1, 2, 3, 4, 6, 7]
+    assert bench.mill.violations(job) == []
+
+
+def test_a_crash_of_the_engine_costs_no_row_a_try(bench: Bench) -> None:
+    deaths = iter([True, True])
+
+    def answer(unit: Unit) -> Completion:
+        if unit.items[0].row == 0 and next(deaths, False):
+            raise EngineLost("the engine's process died")
+        return good()
+
+    job = bench.submit(rows=1)
+    bench.lane.answer = answer
+
+    bench.mill.run(job)
+
+    past = bench.mill.database.run(lambda conn: ledger.past_of(conn, job.id, Rows.span(0, 1), 1))
+    assert past[0].tries == 1
+    assert [r["calls"] for r in bench.mill.rows(job)] == [3]

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from batchmill_core.errors import CallError, CallState, CallTimeout, EngineFailed, MalformedResponse
+from batchmill_core.errors import CallError, CallState, CallTimeout, EngineFailed, EngineLost, MalformedResponse
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request, RowStatus, TaskKind
 from batchmill_core.usage import Usage, cost, round_half_even, split, split_usage
@@ -86,6 +86,9 @@ class Way(Protocol):
 
     def hand_back(self, handback: Handback) -> None: ...
 
+    def crash(self, error: CallError) -> None:
+        """The engine died with this call in it: the attempt ends, its unfinished rows are looked at more closely."""
+
     def stop_account(self, error: CallError) -> None: ...
 
     def stop_job(self, error: CallError) -> None: ...
@@ -131,6 +134,10 @@ async def _after_error(unit: Unit, error: CallError, way: Way, sleep: Callable[[
     _share(unit, end)
     unit.waits = unit.waits + 1 if error.waits else 0
     unit.tries += 0 if error.waits else 1
+    if isinstance(error, EngineLost):
+        way.save((), [end])
+        way.crash(error)
+        return False
     decision = retry.decide(error, tries=unit.tries, max_retries=way.step.max_retries, waits=unit.waits, rng=way.rng)
     if isinstance(decision, retry.GiveUp):
         return await _give_up(unit, error, decision.status, end, way, sleep)

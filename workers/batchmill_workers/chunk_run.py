@@ -29,6 +29,7 @@ from batchmill_db.session import Connection
 from . import validation
 from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, given_up
 from .failpoints import failpoint
+from .isolation import Isolation
 from .lanes import LINE_S, LONG_PAUSE_S, Lane
 from .recorder import Recorder, not_sent
 
@@ -51,6 +52,7 @@ class Host(Protocol):
     lease_ms: int
     runs: dict[int, ChunkRun]
     draining: bool
+    isolation: Isolation
 
     def lane(self, step: Step) -> Lane: ...
 
@@ -114,6 +116,7 @@ class ChunkRun:
         self._handbacks: list[Handback] = []
         self._asides: list[asyncio.Future[Any]] = []
         self._fed = 0  # units that were booked and sent on their way
+        self._crashed = False
         self._wait_s = 0.0
         self._began = time.monotonic()
         self._counts: Counter[RowStatus] = Counter()
@@ -124,9 +127,10 @@ class ChunkRun:
         """Sends every row that has no final result yet, and ends the attempt."""
         self.host.runs[self.claim.chunk_id] = self
         try:
-            await self._feed_safely(self._groups())
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            async with self.host.isolation.entered(alone=self.claim.suspect):
+                await self._feed_safely(self._groups())
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
             await self._release()
         finally:
             self.host.runs.pop(self.claim.chunk_id, None)
@@ -379,6 +383,11 @@ class ChunkRun:
     def hand_back(self, handback: Handback) -> None:
         self._handbacks.append(handback)
 
+    def crash(self, error: CallError) -> None:
+        log.error("engine_lost job=%d chunk=%d error=%s", self.claim.job_id, self.claim.chunk_id, error)
+        self._crashed = True
+        self.stop("engine lost")
+
     def stop_account(self, error: CallError) -> None:
         self.stop(f"account stopped: {error.kind}")
         if self.step.account is not None:
@@ -403,7 +412,10 @@ class ChunkRun:
             if isinstance(fault, Exception):
                 log.error("stop_not_saved job=%d error=%s", self.claim.job_id, fault)
         failpoint("before_release")
-        await self.host.recorder.release(self.attempt, self._children())
+        if self._crashed:
+            await self.host.recorder.crash(self.attempt)
+        else:
+            await self.host.recorder.release(self.attempt, self._children())
         failpoint("after_release")
 
     def _children(self) -> list[Child]:

@@ -30,6 +30,7 @@ from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .heartbeat import Heartbeat
+from .isolation import Isolation
 from .lanes import ApiLane, Lane, lanes_for
 from .parentage import DEVICE_VARIABLE
 from .probe import PROBE_AFTER_MS, Prober
@@ -54,6 +55,7 @@ class WorkerProcess:
         self.slots = slots
         self.runs: dict[int, ChunkRun] = {}
         self.draining = False
+        self.isolation = Isolation()
         self._state = "starting"
         self._app = app
         self._device = os.environ.get(DEVICE_VARIABLE, "cpu")

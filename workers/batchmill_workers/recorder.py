@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from batchmill_core.errors import CallState
 from batchmill_core.request import RowStatus
-from batchmill_db import ledger, results
+from batchmill_db import chunks, ledger, results
 from batchmill_db.chunks import Child, Claim
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.results import NewResult, Save
@@ -141,6 +141,18 @@ class Recorder:
             bare = replace(save, results=(), ends=())
             saved = await self.run(lambda conn: results.save(conn, bare))
         return saved.live
+
+    async def crash(self, attempt: Attempt) -> None:
+        """Saves what the attempt has buffered and gives its chunk up as crashed, in one transaction."""
+        with self._lock:
+            self._attempts.pop((attempt.claim.chunk_id, attempt.claim.fence), None)
+            save = self._take(attempt)
+
+        def work(conn: Connection) -> None:
+            results.save(conn, save)
+            chunks.crash(conn, attempt.claim)
+
+        await self.run(work)
 
     async def _errand(self, work: Callable[[Connection], T], *, urgent: bool) -> T:
         future: asyncio.Future[T] = self._loop.create_future()

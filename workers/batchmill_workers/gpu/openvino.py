@@ -10,7 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_core.errors import CallError, CallState, ConfigurationError, EngineFailed, InvalidRequest, TooLong
+from batchmill_core.errors import (
+    CallError,
+    CallState,
+    ConfigurationError,
+    EngineFailed,
+    EngineLost,
+    InvalidRequest,
+    TooLong,
+)
 from batchmill_core.request import Completion, Request
 from batchmill_core.usage import Usage
 
@@ -32,7 +40,7 @@ class OpenVinoEngine:
     """One model on one device, in a process of its own; rows of all chunks run in one continuous batch.
 
     With the default options a greedy answer does not depend on what else is in the batch. If the process dies, the
-    calls in flight raise EngineFailed and the next one starts it again.
+    calls in flight raise EngineLost and the next one starts it again.
     """
 
     def __init__(self, *, model: ModelEntry, device: str = "cpu") -> None:
@@ -78,7 +86,7 @@ class OpenVinoEngine:
             with run.metered():
                 last = await self._process.call(frame, run.begin)
         except ProcessLost as error:
-            raise EngineFailed(
+            raise EngineLost(
                 f"model {self._model.name}: {error}", device_ns=run.device_ns, latency_ms=run.latency_ms
             ) from error
         except TypeError as error:
@@ -88,7 +96,7 @@ class OpenVinoEngine:
         return self._completion(last, run)
 
     async def close(self) -> None:
-        """Ends the process; calls in flight raise EngineFailed. Idempotent."""
+        """Ends the process; calls in flight raise EngineLost. Idempotent."""
         self._closed = True
         await self._process.close()
 

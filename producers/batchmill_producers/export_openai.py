@@ -8,7 +8,7 @@ import orjson
 
 from batchmill_core.request import RowStatus
 
-from .export_rows import Result
+from .export_rows import Result, Vector
 
 
 def openai_line(r: Result) -> bytes:
@@ -38,7 +38,7 @@ def _openai_body(r: Result) -> dict[str, Any]:
             "prompt_tokens_details": {"cached_tokens": r.usage["cached_input"]},
             "completion_tokens_details": {"reasoning_tokens": r.usage["reasoning"]},
         }
-    if isinstance(r.output, list) and all(isinstance(x, float) for x in r.output):
+    if isinstance(r.output, Vector):
         data = [{"object": "embedding", "index": 0, "embedding": r.output}]
         return {"object": "list", "model": r.model, "data": data, "usage": usage}
     refused = r.status is RowStatus.REFUSED

@@ -44,6 +44,10 @@ _STATUS = {s.value: s for s in RowStatus}
 _usd = lru_cache(maxsize=4096)(usd)
 
 
+class Vector(list[float]):
+    """An embedding, told apart from a list that a model answered under a schema."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One row's result. ``input`` is the row as its source gave it; ``output`` is text, JSON under a schema, or floats.
@@ -160,7 +164,7 @@ def _fields(view: _View, record: Sequence[Any], status: RowStatus, origin: RowOr
         cached, sanitized, latency_ms, ttft_ms, _,
     ) = record  # fmt: skip
     if embedding is not None:
-        output = list(struct.unpack(f"<{len(embedding) // 4}f", embedding))
+        output = Vector(struct.unpack(f"<{len(embedding) // 4}f", embedding))
     elif output is None and raw_answer is not None and status is RowStatus.INVALID:
         output = raw_answer  # the last answer as it came
     elif view.structured and status is RowStatus.OK and output is not None:

@@ -15,7 +15,7 @@ from batchmill_db.chunks import NewChunk
 from batchmill_db.session import Connection, Database
 
 from .chunking import default_chunk_size
-from .submit import check_budget, make_step
+from .submit import check_budget, check_params, make_step
 
 
 def retry(
@@ -32,6 +32,7 @@ def retry(
     ``model`` and ``params`` change what is asked in this round. With no such row nothing happens and 0 is answered.
     Raises JobError unless the job is done.
     """
+    check_params(params or {})
     wanted = tuple(BAD_STATUSES if statuses is None else statuses)
     with database.reading() as conn:
         job = jobs.get(conn, job_id)

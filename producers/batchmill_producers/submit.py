@@ -144,7 +144,7 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
         columns=source.columns,
         task=task,
     )
-    _check_params(submission.params)
+    check_params(submission.params)
     _check_schema(submission.schema, task)
     step = make_step(entry, account)
     spec = Spec(
@@ -404,7 +404,8 @@ def _own_model(source: Source) -> str:
     return model
 
 
-def _check_params(params: Mapping[str, Any]) -> None:
+def check_params(params: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError for a parameter that is Batchmill's own to set."""
     for name in sorted(_EMBEDDED_RESERVED & params.keys()):
         raise ConfigurationError(
             f"parameter {name!r} is set by Batchmill itself; leave it out (see --schema, --stream)"

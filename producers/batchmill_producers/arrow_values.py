@@ -31,7 +31,10 @@ _BEYOND = BadValue("a date or time beyond the years 1 to 9999")
 
 def column_names(schema: pa.Schema, *, where: str) -> list[str]:
     """The names of the columns. Raises SourceError when there is none or one is there twice."""
-    names = [sanitize_text(name) for name in schema.names]
+    try:
+        names = [sanitize_text(name) for name in schema.names]
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{where} has a column name that is not UTF-8: {error}; write it again") from error
     if not names:
         raise SourceError(f"{where} has no columns")
     twice = sorted({n for n in names if names.count(n) > 1})

@@ -16,7 +16,7 @@ from .source_parts import Location, Part
 
 # Column chunks are read piece by piece through this much, since one can be as large as its whole row group.
 _BUFFER_BYTES = 1 << 20
-_FAULTS = (pa.ArrowException, OSError)
+_FAULTS = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 def parquet_part(location: Location) -> Part:
@@ -52,7 +52,7 @@ class _Parquet:
 
     def _open(self, raw: Any) -> Any:
         try:
-            return pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            return pq.ParquetFile(raw, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
         except _FAULTS as error:
             raise SourceError(
                 f"{self._location.shown} is not a Parquet file, or cut short: {error}; fetch or write it again"

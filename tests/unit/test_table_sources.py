@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import sys
 import tracemalloc
 from collections.abc import Iterator, Mapping
@@ -349,6 +350,42 @@ def test_what_is_no_arrow_says_so(tmp_path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
     assert f"{path} is not Arrow data, or damaged: " in refusal(path)
+
+
+# Damage of any kind
+
+
+def every_type() -> pa.Table:
+    columns = {str(kind): column(value, kind).column("v") for value, kind, _ in FORMS}
+    unwritable = ("month_day_nano_interval", "list_view", "string_view", "extension")
+    return pa.table({name: c for name, c in columns.items() if not any(word in name for word in unwritable)})
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_damage_anywhere_is_refused_or_not_seen_but_never_ends_the_process(tmp_path: Path, suffix: str) -> None:
+    path = parquet(tmp_path, every_type()) if suffix == "parquet" else arrow_file(tmp_path, every_type())
+    whole = path.read_bytes()
+    dice = random.Random(7)
+    refused = 0
+    for _ in range(80):
+        data = bytearray(whole)
+        for _ in range(dice.choice([1, 3, 10])):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        path.write_bytes(data)
+        try:
+            rows(path, skip_bad_rows=True)
+        except SourceError:
+            refused += 1
+
+    assert refused > 40
+
+
+def test_page_that_does_not_fit_its_checksum_is_refused(tmp_path: Path) -> None:
+    plain = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    path = parquet(tmp_path, {"a": ["some text"]}, **plain, write_page_checksum=True)
+    path.write_bytes(path.read_bytes().replace(b"some text", b"Some text", 1))
+
+    assert "row group 0, column 'a', cannot be read: " in refusal(path)
 
 
 # Data frames

@@ -12,7 +12,7 @@ import typer
 
 from batchmill_core.errors import BatchmillError, JobStopped
 
-from . import cli_jobs, cli_ops, cli_run
+from . import cli_jobs, cli_ops, cli_run, cli_stack
 from .output import ReaderGone
 from .terminal import say
 from .version import __version__
@@ -50,6 +50,7 @@ def _top(
 
 cli_run.add_commands(app)
 cli_jobs.add_commands(app)
+cli_stack.add_commands(app)
 cli_ops.add_commands(app)
 
 

@@ -113,8 +113,8 @@ def _of_jobs(now: Gauges) -> Iterator[Metric]:
     yield _gauge("batchmill_rows", "Rows of a job by status; waiting ones have none yet.", ("job", "status"), rows)
     budgets = [((j.public_id,), j.budget_nanousd / NANO) for j in now.jobs if j.budget_nanousd is not None]
     yield _gauge("batchmill_job_budget_usd", "What a job may cost.", ("job",), budgets)
-    held = [((j.public_id,), j.held_nanousd / NANO) for j in now.jobs]
-    yield _gauge("batchmill_job_held_usd", "Spent, unknown and reserved by a job.", ("job",), held)
+    held = [((j.public_id,), j.held_nanousd / NANO) for j in now.jobs if j.budget_nanousd is not None]
+    yield _gauge("batchmill_job_held_usd", "Spent, unknown and reserved of a budget.", ("job",), held)
 
 
 def _rows(job: JobRecord) -> dict[str, int]:

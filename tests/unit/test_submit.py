@@ -275,10 +275,14 @@ def test_the_same_key_again_is_the_same_job(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "named"),
-    [({"prompt": "Say {{ text }}"}, "prompt"), ({"params": {"max_tokens": 9}}, "params"), ({"limit": 3}, "limit")],
+    ("changed", "named", "half_way"),
+    [
+        ({"prompt": "Say {{ text }}"}, "prompt", True),
+        ({"prompt": "Say {{ text }}"}, "prompt", False),
+        ({"params": {"max_tokens": 9}}, "params", False),
+        ({"limit": 3}, "limit", False),
+    ],
 )
-@pytest.mark.parametrize("half_way", [True, False])
 def test_other_options_under_the_same_key_are_refused_by_name(
     counter: Counter, changed: dict[str, Any], named: str, half_way: bool
 ) -> None:

@@ -102,14 +102,11 @@ def _read_text(location: Location, suffix: str, encoding: str) -> Iterator[Parse
 
 def _format_suffix(location: Location) -> str:
     suffixes = list(location.suffixes)
-    packed = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES else None
+    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
+        suffixes.pop()
     if not suffixes or suffixes[-1] not in _KINDS:
         raise SourceError(
-            f"{location.shown} has no known suffix; known ones: {', '.join(FORMATS)}, all but .parquet also with .gz or "
+            f"{location.shown} has no known suffix; known ones: {', '.join(FORMATS)}, each also with .gz or "
             ".zst (JSON Lines can also come on standard input: -); of a folder, name the files that are meant: 'folder/*.csv'"
-        )
-    if packed is not None and suffixes[-1] == ".parquet":
-        raise SourceError(
-            f"{location.shown}: Parquet is compressed inside and is not read from {packed}; unpack it first"
         )
     return suffixes[-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ import pyarrow.parquet as pq
 from batchmill_core.errors import SourceError
 
 from .arrow_values import ROWS_AT_ONCE, batch_rows, column_names
+from .source_bytes import COMPRESSED_SUFFIXES, decompressed
 from .source_jsonl import Parsed
 from .source_parts import Location, Part
 
@@ -38,7 +41,7 @@ class _Parquet:
     def read(self) -> Iterator[Parsed]:
         """Yields the rows, numbered from 1. Raises SourceError naming the row group and the column."""
         shown = self._location.shown
-        with self._location.opened() as raw:
+        with self._location.opened() as given, _unpacked(given, self._location) as raw:
             file = self._open(raw)
             names = column_names(file.schema_arrow, where=shown)
             row = 0
@@ -79,3 +82,21 @@ class _Parquet:
             except _FAULTS:
                 return f", column {name!r},"
         return ""
+
+
+@contextmanager
+def _unpacked(raw: BinaryIO, location: Location) -> Iterator[BinaryIO]:
+    """The file itself, or a temporary one with what is packed in it, since Parquet is read from its end."""
+    if location.suffix not in COMPRESSED_SUFFIXES:
+        yield raw
+        return
+    blocks, _ = decompressed(raw, name=location.shown, must_be=location.suffix)
+    with tempfile.TemporaryFile() as plain:
+        try:
+            plain.writelines(blocks)
+        except OSError as error:
+            raise SourceError(
+                f"{location.shown} cannot be unpacked in {tempfile.gettempdir()}: {error}; free space or set TMPDIR"
+            ) from error
+        plain.seek(0)
+        yield plain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
 import sys
 import tracemalloc
 from collections.abc import Iterator, Mapping
@@ -717,3 +718,12 @@ def test_case_latin1() -> None:
     assert "byte 0xe9" in refusal(path)
     assert "--encoding latin-1" in refusal(path)
     assert inputs(path, encoding="latin-1") == [{"id": "1", "text": "café"}]
+
+
+def test_optional_libraries_are_not_loaded_before_they_are_needed() -> None:
+    """They take longer to load than most commands run, and may be missing."""
+    code = "import sys, batchmill.cli, batchmill_producers.submit, batchmill_producers.export; print(*sys.modules)"
+
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+    assert not {"pyarrow", "pandas", "polars", "fsspec", "numpy"} & set(loaded)

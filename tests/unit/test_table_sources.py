@@ -235,10 +235,20 @@ def test_file_that_vanished_is_named(tmp_path: Path) -> None:
         list(source)
 
 
-def test_parquet_inside_gzip_is_refused(tmp_path: Path) -> None:
-    assert "Parquet is compressed inside and is not read from .gz" in refusal(
-        parquet(tmp_path, {"a": [1]}, "r.parquet.gz")
-    )
+@pytest.mark.parametrize("packed", [".gz", ".zst"])
+def test_packed_parquet_is_read(tmp_path: Path, packed: str) -> None:
+    pack = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[packed]
+    path = tmp_path / f"r.parquet{packed}"
+    path.write_bytes(pack(parquet(tmp_path, {"a": [1]}).read_bytes()))
+
+    assert inputs(path) == [{"a": 1}]
+
+
+def test_packed_parquet_that_is_cut_short_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "r.parquet.gz"
+    path.write_bytes(gzip.compress(parquet(tmp_path, {"a": [1]}).read_bytes())[:-10])
+
+    assert refusal(path) == f"{path} is cut short: its gzip data ends too early; fetch it again"
 
 
 def test_parquet_under_a_text_suffix_names_the_right_one(tmp_path: Path) -> None:

@@ -62,7 +62,6 @@ class WorkerProcess:
         self._lanes: dict[str, Lane] = {}
         self._busy = 0
         self._busy_lock = threading.Lock()
-        self._stopped_accounts: set[str] = set()
         self.database = Database(settings.database_address, pool_size=6)
         self.loop = uvloop.new_event_loop()
         self.recorder = Recorder(self.database, self.loop)

@@ -7,10 +7,8 @@ become None, dates and times ISO 8601, decimals plain digits, binary base64, lis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime, time, timedelta, timezone
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,12 +19,10 @@ from batchmill_core.errors import SourceError
 from .sanitize import BadValue, bytes_text, decimal_text, duration_text, sanitize_text
 from .source_jsonl import BadLine
 from .source_python import snapshot
+from .time_text import BEYOND, PER_SECOND, date_text, interval_text, time_text, timestamp_text, zone_of
 
 ROWS_AT_ONCE = 1000
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _MS_PER_DAY = 86_400_000
-_EPOCH = datetime(1970, 1, 1)
-_BEYOND = BadValue("a date or time beyond the years 1 to 9999")
 
 
 def column_names(schema: pa.Schema, *, where: str) -> list[str]:
@@ -99,20 +95,20 @@ class _Reading:
 
     def mapped(self, array: pa.Array, form: Callable[[Any], Any]) -> list[Any]:
         found = [None if v is None else form(v) for v in array.to_pylist()]
-        if _BEYOND in found:
+        if BEYOND in found:
             self.suspect = True
         return found
 
     def timestamps(self, array: pa.Array) -> list[Any]:
-        form = partial(_timestamp_text, per_second=_PER_SECOND[array.type.unit], zone=_zone(array.type.tz))
+        form = partial(timestamp_text, per_second=PER_SECOND[array.type.unit], zone=zone_of(array.type.tz))
         return self.mapped(array.cast(pa.int64()), form)
 
     def times(self, array: pa.Array) -> list[Any]:
-        form = partial(_time_text, per_second=_PER_SECOND[array.type.unit])
+        form = partial(time_text, per_second=PER_SECOND[array.type.unit])
         return self.mapped(array.cast(pa.int32() if is_a.is_time32(array.type) else pa.int64()), form)
 
     def durations(self, array: pa.Array) -> list[Any]:
-        ns = _PER_SECOND["ns"] // _PER_SECOND[array.type.unit]
+        ns = PER_SECOND["ns"] // PER_SECOND[array.type.unit]
         return self.mapped(array.cast(pa.int64()), lambda n: duration_text(n * ns))
 
     def lists(self, array: pa.Array) -> list[Any]:
@@ -162,63 +158,6 @@ def _form(form: Callable[[Any], Any], *, via: pa.DataType | None = None) -> _Con
     return lambda reading, array: reading.mapped(array if via is None else array.cast(via), form)
 
 
-def _date_text(days: int) -> Any:
-    return _day(days) or _BEYOND
-
-
-@lru_cache(maxsize=4096)
-def _day(days: int) -> str | None:
-    try:
-        return (_EPOCH + timedelta(days=days)).date().isoformat()
-    except OverflowError:
-        return None
-
-
-def _timestamp_text(value: int, *, per_second: int, zone: Any) -> Any:
-    """As ``datetime.isoformat`` writes it, with nine digits where nanoseconds are there, and the zone's offset."""
-    seconds, fraction = divmod(value, per_second)
-    try:
-        moment = _EPOCH + timedelta(seconds=seconds)
-        if zone is not None:
-            moment = moment.replace(tzinfo=UTC).astimezone(zone)
-    except (OverflowError, ValueError):
-        return _BEYOND
-    text = moment.isoformat()
-    return text[:19] + _fraction(fraction, per_second) + text[19:]
-
-
-def _time_text(value: int, *, per_second: int) -> str:
-    seconds, fraction = divmod(value, per_second)
-    clock = time(seconds // 3600, seconds // 60 % 60, seconds % 60)
-    return clock.isoformat() + _fraction(fraction, per_second)
-
-
-def _fraction(fraction: int, per_second: int) -> str:
-    nanoseconds = fraction * (_PER_SECOND["ns"] // per_second)
-    if not nanoseconds:
-        return ""
-    return f".{nanoseconds:09d}" if nanoseconds % 1000 else f".{nanoseconds // 1000:06d}"
-
-
-def _interval_text(value: Any) -> str:
-    seconds = duration_text(abs(value.nanoseconds))[2:]
-    return f"P{value.months}M{value.days}DT{'-' if value.nanoseconds < 0 else ''}{seconds}"
-
-
-def _zone(name: str | None) -> Any:
-    """A zone by its IANA name, or an offset such as ``+01:00``. Raises LookupError."""
-    if name is None or name.upper() in ("UTC", "Z"):
-        return None if name is None else UTC
-    if name[0] in "+-":
-        hours, minutes = int(name[1:3]), int(name[-2:])
-        offset = timedelta(hours=hours, minutes=minutes)
-        return timezone(-offset if name[0] == "-" else offset)
-    try:
-        return ZoneInfo(name)
-    except (LookupError, ValueError, OSError) as error:
-        raise LookupError(f"time zone {name!r} is not known here; pip install tzdata, or write it in UTC") from error
-
-
 def _as_binary(array: pa.Array) -> pa.Array:
     return array.cast(pa.large_binary())
 
@@ -257,12 +196,12 @@ _CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], _Converter], ...] = (
         _form(bytes_text),
     ),
     (is_a.is_decimal, _form(decimal_text)),
-    (is_a.is_date32, _form(_date_text, via=pa.int32())),
-    (is_a.is_date64, _form(lambda ms: _date_text(ms // _MS_PER_DAY), via=pa.int64())),
+    (is_a.is_date32, _form(date_text, via=pa.int32())),
+    (is_a.is_date64, _form(lambda ms: date_text(ms // _MS_PER_DAY), via=pa.int64())),
     (is_a.is_timestamp, _Reading.timestamps),
     (is_a.is_time, _Reading.times),
     (is_a.is_duration, _Reading.durations),
-    (is_a.is_interval, _form(_interval_text)),
+    (is_a.is_interval, _form(interval_text)),
     (is_a.is_dictionary, _Reading.coded),
     (is_a.is_run_end_encoded, lambda reading, array: reading.values(pc.run_end_decode(array))),
     (is_a.is_struct, _Reading.structs),

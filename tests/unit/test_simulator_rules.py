@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batchmill_core.errors import ConfigurationError
@@ -256,6 +256,7 @@ def test_whatever_json_is_asked_there_is_an_answer(body: dict[str, Any], path: s
 
 
 @given(st.dictionaries(KEYWORDS, ODD_SCHEMA, max_size=6))
+@example({"type": "integer", "maximum": {}})
 def test_whatever_schema_is_given_there_is_an_instance(schema: dict[str, Any]) -> None:
     built = instance(schema, label="positive", text="a")
 

@@ -127,14 +127,21 @@ def _type_of(schema: Mapping[str, Any]) -> str:
 
 
 def _bounds(schema: Mapping[str, Any], *, step: float) -> tuple[float, float]:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if low is None and isinstance(above, int | float):
-        low = above + step
-    if high is None and isinstance(below, int | float):
-        high = below - step
-    low = low if isinstance(low, int | float) else (0 if high is None else high - 1)
-    return low, (high if isinstance(high, int | float) else low + 1)
+    low, high = (
+        _limit(schema, "minimum", "exclusiveMinimum", step),
+        _limit(schema, "maximum", "exclusiveMaximum", -step),
+    )
+    if low is None:
+        low = 0 if high is None else high - 1
+    return low, low + 1 if high is None else high
+
+
+def _limit(schema: Mapping[str, Any], inclusive: str, exclusive: str, step: float) -> float | None:
+    """A bound that values may reach; what is no number bounds nothing."""
+    value, beyond = schema.get(inclusive), schema.get(exclusive)
+    if isinstance(value, int | float):
+        return value
+    return beyond + step if isinstance(beyond, int | float) else None
 
 
 def _merged(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -93,10 +93,11 @@ def _password_place(settings: Settings, login: Login | None) -> str:
 def down_command() -> None:
     """End what `batchmill up` started. Calls in flight may finish; Ctrl-C ends them at once."""
     from batchmill_ops.stack import is_running
-    from batchmill_ops.up import stop
+    from batchmill_ops.up import standing, stop
 
     settings = load_settings()
-    say("draining: calls in flight may finish; press Ctrl-C to end them at once")
+    if standing(settings) is not None:
+        say("draining: calls in flight may finish; press Ctrl-C to end them at once")
     ended = stop(settings, impatient=lambda: say("ending at once; calls in flight are lost, their cost is unknown"))
     left = is_running(settings)
     if ended is None:

@@ -29,9 +29,7 @@ log = logging.getLogger(__name__)
 
 MAX_TASKS = 5_000
 SAVE_EVERY_MS = 5_000
-COLUMNS = "args,state,result,runtime,worker,received,uuid"
 _PURGE_AFTER_S = 3_600
-_HEADERS = {"args": "Rows"}
 # Variables of Flower that would open what we close, or move what `status` and a restart look for.
 _REFUSED = {
     "FLOWER_BASIC_AUTH": "set BATCHMILL_FLOWER_PASSWORD instead; the user is batchmill",
@@ -84,7 +82,7 @@ async def _serve(
     database: Database,
     ready: Callable[[Running, Login], None],
 ) -> None:
-    app = _make(settings, place, folder, login, database)
+    app = make_flower(settings, place, folder, login, database)
     try:
         running = _listen(app, place)
         folder.note_running(running)
@@ -95,33 +93,37 @@ async def _serve(
         app.stop()
 
 
-def _make(settings: Settings, place: Place, folder: FlowerFolder, login: Login, database: Database) -> MillFlower:
-    from .flower_app import MillFlower, readable
+def make_flower(settings: Settings, place: Place, folder: FlowerFolder, login: Login, database: Database) -> MillFlower:
+    """A Flower that does not listen yet; to be made on a running event loop, once per process."""
+    from .flower_app import MillFlower
     from .metrics import MillCollector
 
     return MillFlower(
         capp=make_celery(settings),
         login=login,
         collector=MillCollector(database, queues=[q.name for q in queues(settings) if q.name != "batchmill.none"]),
-        settings=_flower_settings(place, folder, login, format_task=readable),
+        settings=_flower_settings(place, folder, login),
     )
 
 
-def _flower_settings(place: Place, folder: FlowerFolder, login: Login, **more: Any) -> dict[str, Any]:
+def _flower_settings(place: Place, folder: FlowerFolder, login: Login) -> dict[str, Any]:
     """Sets Flower's global options: ours, then what its own variables say, then those that are not open to these."""
     from flower.command import apply_env_options, extract_settings
     from flower.options import options
     from flower.urls import settings as flower_settings
     from flower.views.tasks import TASK_COLUMNS
 
-    _set(options, max_tasks=MAX_TASKS, tasks_columns=COLUMNS, purge_offline_workers=_PURGE_AFTER_S, read_only=True)
-    _set(options, state_save_interval=SAVE_EVERY_MS, persistent=True, db=str(folder.history_file), **more)
+    from .flower_pages import COLUMNS, HEADERS, Pages, readable
+
+    _set(options, max_tasks=MAX_TASKS, tasks_columns=COLUMNS, purge_offline_workers=_PURGE_AFTER_S)
+    _set(options, read_only=True, format_task=readable)
+    _set(options, state_save_interval=SAVE_EVERY_MS, persistent=True, db=str(folder.history_file))
     apply_env_options()
     _set(options, port=place.port, address=place.address, url_prefix=place.prefix.strip("/"))
     _set(options, basic_auth=[login.credentials], auth="", unix_socket="")
-    TASK_COLUMNS.update(_HEADERS)
+    TASK_COLUMNS.update(HEADERS)
     extract_settings()
-    return dict(flower_settings)
+    return {**flower_settings, "template_loader": Pages(str(flower_settings["template_path"]))}
 
 
 def _set(options: Any, **values: Any) -> None:
@@ -131,7 +133,7 @@ def _set(options: Any, **values: Any) -> None:
 
 def _listen(app: MillFlower, place: Place) -> Running:
     try:
-        port = app.start_http_server()
+        port = app.listen_there()
     except OSError as fault:
         if fault.errno == errno.EADDRINUSE:
             raise taken(place.port, "--port") from fault
@@ -144,13 +146,15 @@ def _listen(app: MillFlower, place: Place) -> Running:
 async def _told_to_end() -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
         loop.add_signal_handler(number, told.set)
     try:
         await told.wait()
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 def _need_extra() -> None:

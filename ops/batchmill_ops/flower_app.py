@@ -13,8 +13,10 @@ from flower.options import options
 from flower.views import BaseHandler
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 from prometheus_client.registry import Collector
+from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop
+from tornado.netutil import bind_sockets
 from tornado.web import RequestHandler, url
 
 from .flower_history import History
@@ -31,6 +33,7 @@ class MillFlower(Flower):  # type: ignore[misc]  # Flower has no types
         self._login = login
         self._prefix = f"/{options.url_prefix.strip('/')}" if options.url_prefix else ""
         self._collector: Collector | None = collector
+        self._server: HTTPServer | None = None
         # One thread, so that a database that hangs holds no more than that; scrapes then wait behind each other.
         self.metrics_thread = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         super().__init__(options=options, capp=capp, events=_history(capp), io_loop=IOLoop.current(), **settings)
@@ -48,6 +51,13 @@ class MillFlower(Flower):  # type: ignore[misc]  # Flower has no types
             log.warning("login_refused ip=%s path=%s", request.remote_ip, request.path)
         return super().get_handler_delegate(request, LoginNeeded)
 
+    def listen_there(self) -> int:
+        """Listens where the options say; answers the port. Raises OSError. Unlike Flower's own, it can be ended."""
+        sockets = bind_sockets(options.port, address=options.address)
+        self._server = HTTPServer(self, ssl_options=self.ssl_options, xheaders=options.xheaders)
+        self._server.add_sockets(sockets)
+        return int(sockets[0].getsockname()[1])
+
     def start(self) -> None:
         """Begins to listen to events. Unlike Flower's own, it leaves the event loop to whoever runs it."""
         self.events.start()
@@ -56,6 +66,8 @@ class MillFlower(Flower):  # type: ignore[misc]  # Flower has no types
 
     def stop(self) -> None:
         """Saves the history and lets go of everything but the event loop. Idempotent."""
+        if self._server is not None:
+            self._server.stop()
         if self.started:
             self.started = False
             self.events.stop()
@@ -108,14 +120,3 @@ class Health(BaseHandler):  # type: ignore[misc]  # Flower has no types
 
     async def get(self) -> None:
         self.write("OK")
-
-
-def readable(task: Any) -> Any:
-    """A task, Flower's copy of it, as the pages show it: texts without the quotes that Celery puts around them."""
-    for name in ("args", "result"):
-        value = getattr(task, name, None)
-        if isinstance(value, str) and len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            setattr(task, name, value[1:-1])
-    if task.kwargs == "{}":
-        task.kwargs = ""
-    return task

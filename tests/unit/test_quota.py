@@ -251,6 +251,41 @@ def test_a_pause_is_never_shortened() -> None:
     assert run(act) == 10.0
 
 
+@pytest.mark.parametrize("error", [errors.Unreachable("refused"), errors.RateLimited("slow down")])
+def test_a_provider_that_turns_every_call_away_is_asked_every_few_seconds_only(error: errors.CallError) -> None:
+    async def act() -> tuple[int, float]:
+        quota = quota_of(in_flight=32)
+        times: list[float] = []
+
+        async def row() -> None:
+            while quota.clock() < 3600:
+                async with quota.admit("m", max_wait_s=5):
+                    times.append(quota.clock())
+                    quota.failed(error)
+
+        await asyncio.gather(*(row() for _ in range(50)))
+        assert quota.in_vain
+        quota.succeeded(latency_s=0.1)
+        return len(times), quota.paused_s
+
+    tries, pause_s = run(act)
+    assert tries < 1100  # one per 4 s, and those that shrank the limit to one
+    assert pause_s <= 4.0
+
+
+def test_an_answer_ends_the_pauses_between_calls_made_in_vain() -> None:
+    async def act() -> list[float]:
+        quota = quota_of(in_flight=1)
+        for _ in range(10):
+            quota.failed(errors.Unreachable("refused"))
+        await asyncio.sleep(quota.paused_s)
+        quota.succeeded(latency_s=0.1)
+        quota.failed(errors.Unreachable("refused"))
+        return [quota.paused_s, float(quota.in_vain)]
+
+    assert run(act) == pytest.approx([0.1, 0.0], abs=0.02)
+
+
 def test_tokens_that_were_not_used_are_given_back() -> None:
     async def act() -> float:
         quota = quota_of(Limits(tokens_per_minute=60_000))

@@ -96,6 +96,8 @@ class ApiLane:
         quota = self.engine.quota
         if self._unreachable is not None and time.monotonic() - self._unreachable[0] < _TOLD_FOR_S:
             return f"account {self.account.name} cannot be reached ({self._unreachable[1]}); rows wait and try again"
+        if quota.in_vain:
+            return f"account {self.account.name}: the provider turns every call away; one is tried every few seconds"
         if quota.paused_s >= 1:
             return f"account {self.account.name}: the provider asked to wait {quota.paused_s:.0f} s more"
         if quota.waiting and quota.adaptive.limit < self.account.max_in_flight:

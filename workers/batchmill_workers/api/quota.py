@@ -12,12 +12,17 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType, TracebackType
 
 from batchmill_core.catalog import Limits
-from batchmill_core.errors import BatchmillError, CallError, CallState, Overloaded, RateLimited
+from batchmill_core.errors import BatchmillError, CallError, CallState, Overloaded, RateLimited, Unreachable
 
 from .bucket import Allowance
 from .concurrency import AdaptiveLimit
 
 MAX_WAIT_S = 5.0
+# While one call at a time fails in vain, the next is tried after a pause that doubles up to here: below MAX_WAIT_S, so
+# that rows stay in line and go on within seconds of the end of the outage. Without it a provider that is away for an
+# hour was asked, and the ledger written, 400 times a second.
+_FIRST_VAIN_S = 0.1
+_LONGEST_VAIN_S = 4.0
 _TIMER_SLACK_S = 0.001  # uvloop's timers count milliseconds and may fire one early
 _NO_MODELS: Mapping[str, Limits] = MappingProxyType({})
 
@@ -98,6 +103,7 @@ class Quota:
         self.in_flight = 0
         self.waiting = 0
         self.paused_until = float("-inf")
+        self._vain_pause_s = 0.0
 
     def admit(self, model: str, tokens: int = 0, *, max_wait_s: float = MAX_WAIT_S) -> Permit:
         """``async with quota.admit(model, tokens) as permit:`` waits for its turn, in order of arrival per model.
@@ -115,6 +121,11 @@ class Quota:
         """For how long nobody may send."""
         return max(0.0, self.paused_until - self.clock())
 
+    @property
+    def in_vain(self) -> bool:
+        """Whether even one call at a time is turned away just now, so that the next are tried seconds apart."""
+        return self._vain_pause_s >= 1.0
+
     def line_s(self, model: str, tokens: int = 0) -> float:
         """How long a newcomer would wait for rates, behind all who stand in line now, in seconds."""
         return self._rates_wait_s(self.admit(model, tokens), self.clock(), in_line=True)
@@ -127,13 +138,21 @@ class Quota:
 
     def succeeded(self, *, latency_s: float) -> None:
         """A call was answered after ``latency_s``."""
+        self._vain_pause_s = 0.0
         self.adaptive.succeeded(latency_s=latency_s, in_flight=self.in_flight)
 
     def failed(self, error: CallError) -> None:
-        """A call failed: adapts the limit in flight, and pauses the account where the provider asked to wait."""
+        """A call failed: adapts the limit in flight, and pauses the account where the provider asked to wait.
+
+        One that cannot be reached, or turns calls away without a word of when, is asked less and less often.
+        """
         self.adaptive.failed(error)
+        before, self._vain_pause_s = self._vain_pause_s, 0.0
         if error.wait_s and isinstance(error, RateLimited | Overloaded):
             self.pause(error.wait_s)
+        elif isinstance(error, RateLimited | Unreachable) and self.adaptive.limit == 1:
+            self._vain_pause_s = min(_LONGEST_VAIN_S, max(_FIRST_VAIN_S, 2 * before))
+            self.pause(self._vain_pause_s)
 
     # what permits call
 

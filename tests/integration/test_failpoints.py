@@ -17,7 +17,12 @@ PASSES = {"after_call": 40, "before_commit": 2, "after_commit": 2, "after_claim"
 
 @pytest.mark.parametrize("name", FAILPOINTS)
 def test_a_worker_killed_anywhere_loses_no_row_and_repeats_no_saved_one(name: str, make_mill: MakeMill) -> None:
-    mill = make_mill(settings={"lease_s": 1.5}, provider=SimulatorConfig(latency_s=0.05, latency_jitter=0.5))
+    # Few rows in flight, so that they come in many commits, however slow those are.
+    mill = make_mill(
+        settings={"lease_s": 1.5},
+        provider=SimulatorConfig(latency_s=0.05, latency_jitter=0.5),
+        account={"max_in_flight": 8},
+    )
     victim = mill.start_worker("victim", env={VARIABLE: f"{name}:{PASSES.get(name, 1)}"})
     with mill.leading():
         job = mill.submit(ROWS)

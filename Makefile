@@ -3,13 +3,14 @@
 # make test       all tests but the benchmarks
 # make check      formatting, lint, types, import directions and the unit tests, in under a minute
 # make bench      the benchmarks
+# make test-compose  the tests in containers: needs root, Docker and docker-compose
 # make clean      removes what tools left behind; .venv and .batchmill stay
 
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
 .DEFAULT_GOAL := install
-.PHONY: install run test check bench clean
+.PHONY: install run test test-compose check bench clean
 
 install: .venv/.installed
 
@@ -21,6 +22,10 @@ run: install
 
 test: install
 	$(PYTHON) -m pytest --ignore=tests/benchmarks $(PYTEST_ARGS)
+
+# pytest-celery's fixtures warn of what is not ours; the containers of a slow machine take their time.
+test-compose: install
+	$(PYTHON) -m pytest tests/compose -o python_files='container_*.py' -p no:cacheprovider -W default --timeout=600 --durations=5 $(PYTEST_ARGS)
 
 check: install
 	$(PYTHON) -m ruff format --check .

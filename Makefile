@@ -4,13 +4,14 @@
 # make check      formatting, lint, types, import directions and the unit tests, in under a minute
 # make bench      the benchmarks
 # make test-compose  the tests in containers: needs root, Docker and docker-compose
+# make screenshots  the pictures that the README shows, from the real thing; needs Chromium
 # make clean      removes what tools left behind; .venv and .batchmill stay
 
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 PYTEST_ARGS ?=
 .DEFAULT_GOAL := install
-.PHONY: install run test test-compose check bench clean
+.PHONY: install run test test-compose check bench screenshots clean
 
 install: .venv/.installed
 
@@ -36,6 +37,9 @@ check: install
 
 bench: install
 	$(PYTHON) -m pytest tests/benchmarks -s --timeout=1800 -o python_files='test_*.py bench_*.py' $(PYTEST_ARGS)
+
+screenshots: install
+	$(PYTHON) -m tests.screenshots
 
 clean:
 	rm -rf dist build htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -121,13 +121,9 @@ class Database:
         return DatabaseError(f"the database refused a statement: {_first_line(fault)}")
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """Runs ``work``, which only reads, once and without a lock. Raises DatabaseUnavailable or DatabaseError."""
-        try:
-            with self.reading() as conn:
-                return work(conn)
-        except exc.DBAPIError as fault:
-            kind = DatabaseUnavailable if is_transient(fault) else DatabaseError
-            raise kind(f"the database at {self.address} cannot be read: {_first_line(fault)}") from fault
+        """Runs ``work``, which only reads, once; see `reading`."""
+        with self.reading() as conn:
+            return work(conn)
 
     def close(self) -> None:
         self._engine.dispose()

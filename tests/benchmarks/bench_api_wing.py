@@ -1,6 +1,6 @@
 """Durable rows per second through API workers: simulator, broker, database and workers all on this machine.
 
-``make bench`` runs it; ``python tests/benchmarks/bench_api_wing.py --rows 20000`` alone. Prints medians of several runs:
+``make bench`` runs it; ``python -m tests.benchmarks.bench_api_wing --rows 20000`` alone. Prints medians of several runs:
 rows/s from the first claim to the last save, CPU per row of the worker processes, and how much of in-flight / latency
 was reached while latency was the bound.
 """

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,12 +35,14 @@ class HeldLane:
     """A lane with ``places`` in flight whose calls end when the test lets them."""
 
     embed_rows = 64
+    book_tokens = math.inf
     pause = 0.0
 
     def __init__(self, *, places: int = 100, book_rows: int = 4) -> None:
         self.window = Window(100)
         self.book_rows = book_rows
         self.arrived: list[int] = []
+        self.booked_together: list[int] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.gate = threading.Event()
@@ -52,6 +56,13 @@ class HeldLane:
 
     def line_s(self, step: Step) -> float:
         return 0.0
+
+    def tokens_of(self, request: Request) -> int:
+        return 1
+
+    def coming(self, step: Step, tokens: Sequence[int]) -> AbstractContextManager[None]:
+        self.booked_together.append(len(tokens))
+        return nullcontext()
 
     def pause_s(self) -> float:
         return self.pause
@@ -154,6 +165,26 @@ def test_every_row_is_answered_and_the_words_are_for_flower(bench: Bench) -> Non
     assert words.endswith(" rows/s")
     assert bench.mill.job(job).state is JobState.DONE
     assert bench.mill.violations(job) == []
+
+
+def test_no_more_tokens_are_booked_together_than_the_rates_let_pass_within_seconds(bench: Bench) -> None:
+    bench.lane.book_rows, bench.lane.book_tokens = 5, 3.0
+    job = bench.submit(7)
+
+    bench.mill.run(job)
+
+    assert bench.lane.booked_together == [3, 3, 1]
+    assert sorted(bench.lane.arrived) == list(range(7))
+
+
+def test_a_row_larger_than_what_passes_within_seconds_is_booked_alone(bench: Bench) -> None:
+    bench.lane.book_tokens = 0.5
+    job = bench.submit(2)
+
+    bench.mill.run(job)
+
+    assert bench.lane.booked_together == [1, 1]
+    assert statuses(bench, job) == ["ok", "ok"]
 
 
 def test_a_chunk_that_somebody_else_has_is_left_alone(bench: Bench) -> None:

@@ -216,6 +216,17 @@ def test_a_newcomer_can_ask_how_long_the_line_is() -> None:
     assert run(act) == pytest.approx((0.0, 4.0, 4.0), abs=0.02)
 
 
+@pytest.mark.parametrize("limits", [Limits(requests_per_minute=60), Limits(tokens_per_minute=6_000)])
+def test_a_newcomer_stands_behind_those_that_are_being_booked(limits: Limits) -> None:
+    async def act() -> tuple[float, float]:
+        quota = quota_of(limits)
+        with quota.coming("m", [100, 100, 100]):
+            booking_s = quota.line_s("m", 100)
+        return booking_s, quota.line_s("m", 100)
+
+    assert run(act) == pytest.approx((3.0, 0.0), abs=0.02)
+
+
 def test_a_429_with_a_wait_stops_all_rows_of_the_account_until_then() -> None:
     async def act() -> tuple[float, float]:
         quota = quota_of()

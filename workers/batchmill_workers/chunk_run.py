@@ -198,21 +198,39 @@ class ChunkRun:
     async def _feed(self, groups: Sequence[_Group]) -> None:
         window = self._lane.window
         while self._fed < len(groups) and not self._stopped():
-            batch = [self._unit(g) for g in groups[self._fed : self._fed + self._lane.book_rows]]
+            batch, tokens_of = self._batch(groups[self._fed : self._fed + self._lane.book_rows])
             await window.take(len(batch))
             sent = 0
             try:
                 await self._line()
-                await self.host.recorder.room()
-                booked = 0 if self._stopped() else await self._book(batch)
-                failpoint("after_reserve")
-                sent = self._send_off(batch[:booked])
+                with self._lane.coming(self.step, tokens_of):
+                    await self.host.recorder.room()
+                    booked = 0 if self._stopped() else await self._book(batch)
+                    failpoint("after_reserve")
+                    sent = self._send_off(batch[:booked])
             finally:
                 window.give(len(batch) - sent)
             self._fed += sent
         rest = [row for g in groups[self._fed :] for row, _ in g]
         if rest:
             self.hand_back(Handback(rows=rest, wait_s=self._wait_s, error=self.stopping))
+
+    def _batch(self, groups: Sequence[_Group]) -> tuple[list[Unit], list[int]]:
+        """The first of these calls, as many as may be booked together, and the tokens that each is let in with.
+
+        More than the rates let pass within seconds would be booked, turned away from the line and handed back, over and
+        over: at a limit of tokens per minute that wrote many times more lines than there were calls.
+        """
+        units: list[Unit] = []
+        tokens_of: list[int] = []
+        for group in groups:
+            unit = self._unit(group)
+            needs = self._lane.tokens_of(self._request(unit))
+            if units and sum(tokens_of) + needs > self._lane.book_tokens:
+                break
+            units.append(unit)
+            tokens_of.append(needs)
+        return units, tokens_of
 
     async def _line(self) -> None:
         """Waits while the rows before these stand in line for the account's rates; a long pause ends the attempt."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from batchmill_core import tokens
@@ -32,6 +34,7 @@ class Lane(Protocol):
     window: Window
     embed_rows: int
     book_rows: int  # how many rows are booked in the ledger together, before they stand in line
+    book_tokens: float  # and at most so many tokens, unless it is one row
 
     async def start(self) -> None: ...
 
@@ -39,6 +42,12 @@ class Lane(Protocol):
 
     def line_s(self, step: Step) -> float:
         """How long a row booked now would wait for rates, in seconds."""
+
+    def tokens_of(self, request: Request) -> int:
+        """The tokens that a request is let in with; 0 where they are not limited."""
+
+    def coming(self, step: Step, tokens: Sequence[int]) -> AbstractContextManager[None]:
+        """Counts requests as in line that are being booked, and line up when the block is left."""
 
     def pause_s(self) -> float:
         """For how long the provider asked everybody to wait, in seconds."""
@@ -59,9 +68,11 @@ class ApiLane:
         models = [m for m in catalog.models.values() if m.account == account.name]
         self.engine = ApiEngine(account, lambda: api_key(account, folder=settings.home), models=models)
         self.window = Window.for_capacity(account.max_in_flight)
-        self.book_rows = min(self.window.batch, _line_rows([account.limits, *(m.limits for m in models)]))
+        limits = [account.limits, *(m.limits for m in models)]
+        self.book_rows = min(self.window.batch, _line_rows(limits))
+        self.book_tokens = _line_tokens(limits)
         self._unreachable: tuple[float, str] | None = None  # when last, and why
-        self._counts_tokens = any(x.tokens_per_minute for x in (account.limits, *(m.limits for m in models)))
+        self._counts_tokens = any(x.tokens_per_minute for x in limits)
 
     async def start(self) -> None:
         await self.engine.start()
@@ -72,13 +83,18 @@ class ApiLane:
     def line_s(self, step: Step) -> float:
         return self.engine.quota.line_s(step.upstream)
 
+    def tokens_of(self, request: Request) -> int:
+        return tokens.estimate_tokens(request)[1] if self._counts_tokens else 0
+
+    def coming(self, step: Step, tokens: Sequence[int]) -> AbstractContextManager[None]:
+        return self.engine.quota.coming(step.upstream, tokens)
+
     def pause_s(self) -> float:
         return self.engine.quota.paused_s
 
     async def send(self, request: Request, step: Step, unit: Unit) -> Completion:
-        estimate = tokens.estimate_tokens(request)[1] if self._counts_tokens else 0
         try:
-            async with self.engine.quota.admit(step.upstream, estimate) as permit:
+            async with self.engine.quota.admit(step.upstream, self.tokens_of(request)) as permit:
                 unit.sending = True
                 completion = await self.engine.complete(request)
                 self._unreachable = None
@@ -109,6 +125,7 @@ class LocalLane:
     """One model on one device of this host."""
 
     embed_rows = EMBED_ROWS
+    book_tokens = math.inf
 
     def __init__(self, entry: ModelEntry, device: str) -> None:
         if entry.engine is None:
@@ -129,6 +146,12 @@ class LocalLane:
     def line_s(self, step: Step) -> float:
         return 0.0
 
+    def tokens_of(self, request: Request) -> int:
+        return 0
+
+    def coming(self, step: Step, tokens: Sequence[int]) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def pause_s(self) -> float:
         return 0.0
 
@@ -148,6 +171,12 @@ def _line_rows(limits: Sequence[Limits]) -> int:
     rates = [x.requests_per_second for x in limits if x.requests_per_second is not None]
     rates += [x.requests_per_minute / 60 for x in limits if x.requests_per_minute is not None]
     return max(1, int(min(rates, default=1e6) * LINE_S))
+
+
+def _line_tokens(limits: Sequence[Limits]) -> float:
+    """How many tokens the slowest of these rates lets through within `LINE_S`."""
+    rates = [x.tokens_per_minute / 60 for x in limits if x.tokens_per_minute is not None]
+    return min(rates, default=math.inf) * LINE_S
 
 
 def lanes_for(settings: Settings, queues: tuple[str, ...], device: str) -> Mapping[str, Lane]:

@@ -69,10 +69,10 @@ class Allowance:
         if self._tokens is not None:
             self._tokens.correct(tokens)
 
-    def count_in_line(self, tokens: int, sign: int) -> None:
-        """Counts a request among those in line (sign 1), or no longer (sign -1)."""
+    def count_in_line(self, tokens: int, sign: int, *, requests: int = 1) -> None:
+        """Counts requests of together ``tokens`` among those in line (sign 1), or no longer (sign -1)."""
         if self._requests is not None:
-            self._requests.queued += sign
+            self._requests.queued += sign * requests
         if self._tokens is not None:
             self._tokens.queued += sign * tokens
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType, TracebackType
 
 from batchmill_core.catalog import Limits
@@ -129,6 +130,18 @@ class Quota:
     def line_s(self, model: str, tokens: int = 0) -> float:
         """How long a newcomer would wait for rates, behind all who stand in line now, in seconds."""
         return self._rates_wait_s(self.admit(model, tokens), self.clock(), in_line=True)
+
+    @contextmanager
+    def coming(self, model: str, tokens: Sequence[int]) -> Iterator[None]:
+        """Counts requests as in line that will line up when the block is left, one for each estimate of ``tokens``."""
+        allowances = (self._account, self.admit(model).lane.allowance)
+        for allowance in allowances:
+            allowance.count_in_line(sum(tokens), 1, requests=len(tokens))
+        try:
+            yield
+        finally:
+            for allowance in allowances:
+                allowance.count_in_line(sum(tokens), -1, requests=len(tokens))
 
     def pause(self, wait_s: float) -> None:
         """Nobody sends for ``wait_s``; who would wait too long is told so at once. Never shortens a pause."""

@@ -15,7 +15,8 @@ from batchmill_db.jobs import JobRecord
 from batchmill_db.ledger import Spending
 from batchmill_db.session import Connection, Database
 from batchmill_ops.report import list_reports, read_report, read_situation
-from batchmill_ops.waits import resume_here, start_a_worker, stopped_because, why_waiting
+from batchmill_ops.up import remedy_here
+from batchmill_ops.waits import stopped_because, why_waiting
 from batchmill_producers.retry import retry
 
 from . import control
@@ -80,7 +81,7 @@ def show_command(job: JobArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json(situation.report.as_dict())
         return
-    remedy = resume_here if settings.embedded else start_a_worker
+    remedy = remedy_here(settings)
     waits = why_waiting(situation, remedy=remedy, now_ms=int(time.time() * 1000))
     tell(report_table(situation.report, waits=waits, situation=None if situation.report.job.ended else situation))
     if (stopped := stopped_because(situation)) is not None:

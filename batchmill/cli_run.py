@@ -16,7 +16,8 @@ from batchmill_db.jobs import JobRecord
 from batchmill_ops.live_screen import screen_for
 from batchmill_ops.progress import Follower
 from batchmill_ops.report import read_situation
-from batchmill_ops.waits import nobody_serves, resume_here, start_a_worker
+from batchmill_ops.up import remedy_here
+from batchmill_ops.waits import nobody_serves
 from batchmill_producers.estimate import estimate
 from batchmill_producers.submit import Submission, submit
 
@@ -102,8 +103,8 @@ def _say_skipped(record: JobRecord) -> None:
 def submit_command(submission: Submission) -> None:
     """Submit a data set without waiting; the job's id alone goes to standard output.
 
-    Workers that are running take it up. With no broker configured nothing runs by itself: `batchmill resume JOB` does
-    the work.
+    Workers that are running take it up. With no broker configured nothing runs by itself: `batchmill up` keeps workers
+    running for all jobs, `batchmill resume JOB` does the work of one.
     """
     settings = load_settings()
     with opened(settings, make=True) as database:
@@ -113,7 +114,7 @@ def submit_command(submission: Submission) -> None:
             record = submit(database, settings, submission, ring=ring, progress=loading)
         _say_skipped(record)
         situation = read_situation(database, record.id)
-    unserved = nobody_serves(situation, resume_here if settings.embedded else start_a_worker)
+    unserved = nobody_serves(situation, remedy_here(settings))
     if record.state is JobState.OPEN and unserved is not None:
         say(f"saved {record.n_rows:,} rows; {unserved}")
     elif record.state is not JobState.OPEN:
@@ -148,7 +149,7 @@ def watch_command(job: JobArgument, as_json: JsonOption = False) -> None:
             database=database,
             job_id=record.id,
             screen=screen_for(talk()),
-            remedy=resume_here if settings.embedded else start_a_worker,
+            remedy=remedy_here(settings),
         )
         try:
             report = follower.wait()

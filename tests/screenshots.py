@@ -53,11 +53,12 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="batchmill-screenshots-") as folder,
-        milling_folder(Path(folder), latency_s=1.5, more=_LOCAL_MODEL) as here,
         browsing(executable) as page,
     ):
-        _flower(here, page)
-        _progress(here, page)
+        with milling_folder(Path(folder), latency_s=1.5, more=_LOCAL_MODEL) as slow:
+            _flower(slow, page)
+        with milling_folder(Path(folder), latency_s=0.15) as fast:
+            _progress(fast, page)
     for file in sorted(FOLDER.glob("*.png")):
         size = file.stat().st_size
         sys.stdout.write(f"{file.relative_to(FOLDER.parents[1])} {size / 1000:.0f} kB\n")

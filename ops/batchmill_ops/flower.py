@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from batchmill_core.broker import make_celery, queues
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings
 from batchmill_db.session import Database
@@ -63,6 +62,8 @@ def run_flower(settings: Settings, place: Place, *, ready: Callable[[Running, Lo
     Raises ConfigurationError when it cannot: the extra is missing, the port is taken, one runs here already.
     """
     _need_extra()
+    for noisy in ("flower.inspector", "tornado.access"):  # a warning for each worker's silence, a line for each page
+        logging.getLogger(noisy).setLevel(logging.ERROR)
     StackFolder(path=settings.state_folder).prepare()
     folder = FlowerFolder(path=settings.state_folder)
     with folder.held():
@@ -95,6 +96,8 @@ async def _serve(
 
 def make_flower(settings: Settings, place: Place, folder: FlowerFolder, login: Login, database: Database) -> MillFlower:
     """A Flower that does not listen yet; to be made on a running event loop, once per process."""
+    from batchmill_core.broker import make_celery, queues
+
     from .flower_app import MillFlower
     from .metrics import MillCollector
 

@@ -15,6 +15,9 @@ from batchmill_core.errors import ConfigurationError
 
 from .stack_folder import LockTaken, exclusive, unusable
 
+USER = "batchmill"
+LOOKING_S = 1.0  # a lock is waited for this long, since somebody may just be looking whether it is held
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
@@ -67,7 +70,7 @@ class FlowerFolder:
     def held(self) -> Iterator[None]:
         """For as long as Flower runs. Raises ConfigurationError when one runs in this folder already."""
         try:
-            with exclusive(self.lock_file, wait_s=0):
+            with exclusive(self.lock_file, wait_s=LOOKING_S):
                 yield
                 self.running_file.unlink(missing_ok=True)
         except LockTaken:
@@ -100,14 +103,11 @@ class FlowerFolder:
             raise unusable(path, fault) from fault
 
 
-USER = "batchmill"
-
-
 def is_held(lock_file: Path) -> bool:
-    """Whether a process holds the lock of a file. Takes it for a moment when none does."""
+    """Whether a process holds the lock of a file. Looking takes a share of it for a moment: see LOOKING_S."""
     try:
         with lock_file.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
     except BlockingIOError:

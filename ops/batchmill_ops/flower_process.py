@@ -39,7 +39,5 @@ def _note(running: Running, _: Login) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("flower.inspector").setLevel(logging.ERROR)  # it warns each time that no worker answers
-    logging.getLogger("tornado.access").setLevel(logging.WARNING)
     watch_parent()
     sys.exit(main(sys.argv[1:]))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from .ports import is_free, taken
 from .stack_folder import StackFolder, tail, unusable
 from .stack_hold import status
 from .stack_link import Link
+from .waits import Remedy, resume_here, start_a_worker, wait_for_own
 
 _START_S = 120.0  # a stack and a Flower, on a busy host
 _END_BEYOND_DRAIN_S = 60.0
@@ -77,9 +79,16 @@ def standing(settings: Settings) -> Standing | None:
         return None
     return Standing(
         pid=found["pid"],
-        broker_port=found["broker_port"],
+        broker_port=StackFolder(path=settings.state_folder).read_state().get("port", 0),
         flower=FlowerFolder(path=settings.state_folder).running(),
     )
+
+
+def remedy_here(settings: Settings) -> Remedy:
+    """What to do when no live worker serves a queue, for jobs that this process does not see through itself."""
+    if not settings.embedded:
+        return start_a_worker
+    return resume_here if standing(settings) is None else wait_for_own
 
 
 def start(settings: Settings, wish: Wish) -> Standing:
@@ -89,6 +98,8 @@ def start(settings: Settings, wish: Wish) -> Standing:
             "broker_url is configured, so there is no embedded stack to keep running; start `batchmill worker api` or "
             "`batchmill worker gpu`, and `batchmill flower`, or unset broker_url (BATCHMILL_BROKER_URL)"
         )
+    if wish.flower is not None and find_spec("flower") is None:
+        raise ConfigurationError("Flower is not installed; pip install 'batchmill[flower]', or add --no-flower")
     stack_folder = StackFolder(path=settings.state_folder)
     stack_folder.prepare()
     _check_flower_port(settings, wish)
@@ -172,10 +183,10 @@ def stop(settings: Settings, *, impatient: Callable[[], None]) -> Standing | Non
 
     Calls in flight may finish within the drain time. An interrupt calls ``impatient`` and ends them at once.
     """
-    found = standing(settings)
+    lock_file = UpFolder(path=settings.state_folder).lock_file
+    found = _when_started(settings, lock_file)
     if found is None:
         return None
-    lock_file = UpFolder(path=settings.state_folder).lock_file
     os.kill(found.pid, signal.SIGTERM)
     deadline = time.monotonic() + settings.drain_s + _END_BEYOND_DRAIN_S
     while is_held(lock_file):
@@ -186,4 +197,12 @@ def stop(settings: Settings, *, impatient: Callable[[], None]) -> Standing | Non
             os.kill(found.pid, signal.SIGTERM)
         if time.monotonic() > deadline:
             raise ConfigurationError(f"process {found.pid} does not end; kill it: kill -9 {found.pid}")
+    return found
+
+
+def _when_started(settings: Settings, lock_file: Path) -> Standing | None:
+    """What runs; one that is just starting is waited for, so that it does not outlive a `down`."""
+    deadline = time.monotonic() + _START_S
+    while (found := standing(settings)) is None and is_held(lock_file) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     return found

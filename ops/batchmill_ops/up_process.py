@@ -22,8 +22,9 @@ from batchmill_db import chunks
 from batchmill_db.session import DatabaseError
 
 from .flower_child import FlowerChild
+from .flower_folder import LOOKING_S
 from .stack import Stack, attach
-from .stack_folder import LockTaken, StackFolder, exclusive
+from .stack_folder import LockTaken, exclusive
 from .stack_link import Link, LinkLost
 from .up import UpFolder, Wish, parse_wish
 
@@ -73,9 +74,8 @@ class UpProcess:
             raise ConfigurationError(f"port {self._wish.port} was taken meanwhile; give another --port")
 
     def _note(self) -> None:
-        state = StackFolder(path=self._folder.path).read_state()
         new = self._folder.state_file.with_suffix(".new")
-        new.write_text(json.dumps({"pid": os.getpid(), "broker_port": state.get("port")}))
+        new.write_text(json.dumps({"pid": os.getpid()}))
         new.replace(self._folder.state_file)
 
     def _stay(self, stack: Stack, flower: FlowerChild | None) -> None:
@@ -125,7 +125,7 @@ def main(home: Path, link: Link, wish: Wish) -> int:
     settings = load_settings(home)
     folder = UpFolder(path=settings.state_folder)
     try:
-        with exclusive(folder.lock_file, wait_s=0):
+        with exclusive(folder.lock_file, wait_s=LOOKING_S):
             UpProcess(settings, wish).run(link)
         return 0
     except LockTaken:

@@ -12,7 +12,19 @@ import pytest
 from batchmill.cli import main
 
 COMMANDS = ["run", "submit", "estimate", "watch", "jobs", "show", "results", "costs", "pause", "resume", "cancel"]
-COMMANDS += ["retry", "rm", "up", "down", "status", "flower", "simulate", "doctor", "worker api", "worker gpu", "db upgrade"]
+COMMANDS += [
+    "retry",
+    "rm",
+    "up",
+    "down",
+    "status",
+    "flower",
+    "simulate",
+    "doctor",
+    "worker api",
+    "worker gpu",
+    "db upgrade",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -59,9 +59,9 @@ def doorbell(settings: Settings, broker_url: str | None = None) -> Iterator[Call
     """Publishes chunks to the broker. One that cannot be reached is no error: the dispatcher publishes instead."""
     from kombu.exceptions import OperationalError  # Celery takes its time to load; most commands need none
 
-    from batchmill_core.broker import make_celery, publish
+    from batchmill_core.broker import make_bell, publish
 
-    app = make_celery(settings, broker_url=broker_url)
+    app = make_bell(settings, broker_url=broker_url)
     broken = False
 
     def ring(bell: Doorbell) -> None:

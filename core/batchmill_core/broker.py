@@ -35,6 +35,18 @@ def make_celery(settings: Settings, *, broker_url: str | None = None) -> Celery:
     return app
 
 
+def make_bell(settings: Settings, *, broker_url: str | None = None) -> Celery:
+    """An application that only publishes, and gives up within seconds: a broker that hangs must not hang who rings.
+
+    Workers wait for messages on connections of their own, which have more patience (see `celery_settings`).
+    """
+    app = make_celery(settings, broker_url=broker_url)
+    patience = {"socket_timeout": 3, "socket_connect_timeout": 2}
+    app.conf.broker_transport_options = {**app.conf.broker_transport_options, **patience}
+    app.conf.task_publish_retry = False
+    return app
+
+
 def celery_settings(settings: Settings) -> dict[str, Any]:
     """Celery's settings by name. Asserted by a test, because a wrong one loses or doubles work silently."""
     return {

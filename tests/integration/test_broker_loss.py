@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -29,8 +31,14 @@ def _kill(broker: Valkey) -> None:
     broker.kill()
 
 
+def _freeze(broker: Valkey) -> None:
+    os.kill(broker.pid, signal.SIGSTOP)
+
+
 @pytest.mark.parametrize(
-    "harm", [_flush, _kill_and_restart, _kill], ids=["flushed", "killed and back", "gone for good"]
+    "harm",
+    [_flush, _kill_and_restart, _kill, _freeze],
+    ids=["flushed", "killed and back", "gone for good", "hangs for good"],
 )
 def test_a_job_ends_by_itself_whatever_becomes_of_the_broker(
     harm: Callable[[Valkey], None], make_mill: MakeMill, valkey_server: Valkey

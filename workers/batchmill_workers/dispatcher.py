@@ -27,6 +27,7 @@ LEAD_TTL_MS = 5_000
 SUM_EVERY_S = 1.0
 MERGE_EVERY_S = 2.0
 BROKER_AWAY_POLL_S = 1.0
+BROKER_AWAY_RING_S = 3.0
 _ERROR_PAUSE_S = 1.0
 
 
@@ -87,6 +88,7 @@ class Dispatcher:
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
         self._last_idle_poll = time.monotonic()
         self.broker_away = False
+        self._ring_again_at = 0.0
         self.windows: Mapping[str, int] = {}
 
     def start(self) -> None:
@@ -161,6 +163,8 @@ class Dispatcher:
             self._database.run(telemetry.prune_workers)
 
     def _publish(self) -> None:
+        if time.monotonic() < self._ring_again_at:
+            return
         bells = self._database.run(self._mark)
         self.ring_all(bells)
 
@@ -176,11 +180,14 @@ class Dispatcher:
     def ring_all(self, bells: Sequence[Doorbell]) -> None:
         """Publishes chunks until one cannot be: each further try would cost seconds. They are rung for again later."""
         for bell in bells:
+            if time.monotonic() < self._ring_again_at:
+                return
             try:
                 self._ring(bell)
                 self.broker_away = False
             except Exception as fault:  # noqa: BLE001  # the broker client's errors are many; none may lose a row
                 self.broker_away = True
+                self._ring_again_at = time.monotonic() + BROKER_AWAY_RING_S
                 log.warning("publish_failed chunk=%d queue=%s error=%s", bell.chunk_id, bell.queue, fault)
                 return
 

@@ -17,7 +17,7 @@ from typing import Any
 import uvloop
 from celery import Celery
 
-from batchmill_core.broker import publish
+from batchmill_core.broker import make_bell, publish
 from batchmill_core.errors import BatchmillError, CallError, ConfigurationError
 from batchmill_core.job import Step
 from batchmill_core.settings import Settings
@@ -57,7 +57,7 @@ class WorkerProcess:
         self.draining = False
         self.isolation = Isolation()
         self._state = "starting"
-        self._app = app
+        self._bell = make_bell(settings, broker_url=app.conf.broker_url)
         self._device = os.environ.get(DEVICE_VARIABLE, "cpu")
         self._lanes: dict[str, Lane] = {}
         self._busy = 0
@@ -195,7 +195,7 @@ class WorkerProcess:
         return lane
 
     def _ring(self, bell: Doorbell) -> None:
-        publish(self._app, bell.chunk_id, bell.queue, bell.label)
+        publish(self._bell, bell.chunk_id, bell.queue, bell.label)
 
     def _ring_next(self, queue: str) -> None:
         window = self.dispatcher.windows.get(queue, self.slots + WINDOW_EXTRA)

@@ -122,10 +122,10 @@ def mill(
 ) -> Iterator[Mill]:
     """The host's side: it submits, and asks SQL and the provider how it went."""
     database_url = f"postgresql+psycopg://batchmill:{PASSWORD}@127.0.0.1:{_port(postgres, '5432/tcp')}/batchmill"
-    until("PostgreSQL answers", lambda: _answers(database_url), timeout_s=60)
+    until("PostgreSQL answers", lambda: _answers(database_url), timeout_s=60, every_s=0.5)
     made = Mill(
         tmp_path,
-        broker_url=celery_redis_broker.config()["host_url"],
+        broker_url=f"redis://127.0.0.1:{_port(celery_redis_broker.container, '6379/tcp')}/0",
         database_url=database_url,
         base_url=f"http://{simulator.attrs['Config']['Hostname']}:8080/v1",
         sim=Provider(_port(simulator, "8080/tcp")),  # type: ignore[arg-type]  # it asks for the bill alone
@@ -152,7 +152,8 @@ def default_worker_env(mill: Mill, postgres: Container, celery_worker_cluster_co
 
 
 def _port(of: Container, name: str) -> int:
-    return int(of.get_addr(name)[1])
+    """The port of this host; `get_addr` tells the container's own where the tests themselves run in a container."""
+    return int(of.ports[name][0])
 
 
 def _answers(database_url: str) -> bool:

@@ -171,5 +171,7 @@ def _need_extra() -> None:
 
 
 def _refuse_variables() -> None:
+    if os.environ.get("FLOWER_PORT", "").startswith("tcp://"):  # what Kubernetes sets for a Service named flower
+        del os.environ["FLOWER_PORT"]
     for name in _REFUSED.keys() & os.environ.keys():
         raise ConfigurationError(f"{name} is not for `batchmill flower`: {_REFUSED[name]}")

@@ -176,6 +176,14 @@ def test_a_variable_of_flower_that_would_open_it_is_refused(
         run_flower(Settings(home=tmp_path, broker_url="memory://"), Place(), ready=lambda *_: None)
 
 
+def test_a_service_of_kubernetes_named_flower_is_no_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWER_PORT", "tcp://10.0.0.1:5555")
+    monkeypatch.setenv("FLOWER_AUTH", "stops it before it listens")
+
+    with pytest.raises(ConfigurationError, match="FLOWER_AUTH is not for"):
+        run_flower(Settings(home=tmp_path, broker_url="memory://"), Place(), ready=lambda *_: None)
+
+
 @pytest.mark.parametrize(
     ("place", "url"),
     [

@@ -70,14 +70,15 @@ def _run_with_a_new_worker_for_each_that_dies(mill: Mill, job_id: int, plugins: 
             mill.start_worker(env=env, queues=["gpu.fragile"], slots=2, ready=False)
         return mill.job(job_id).state is JobState.DONE
 
-    until("the job is done", ended, timeout_s=90, every_s=0.1)
+    until("the job is done", ended, timeout_s=150, every_s=0.1)
 
 
+@pytest.mark.timeout(330)
 def test_a_row_that_kills_its_workers_ends_dead_alone_and_can_be_retried(make_mill: MakeMill, plugins: Path) -> None:
     bug = plugins / "bug"
     bug.touch()
     models = f'\n[models.fragile]\nengine = "fragile"\nsource = "{bug}"\ndevice_usd_per_hour = 1.0\n'
-    mill = make_mill(settings={"lease_s": 1.5}, tables=models)
+    mill = make_mill(settings={"lease_s": 4}, tables=models)
     rows = [{"n": n, "text": "poison" if n == POISON else "food"} for n in range(ROWS)]
     with mill.leading():
         job = mill.submit(rows, model="fragile", chunk_size=ROWS)

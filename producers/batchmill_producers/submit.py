@@ -14,9 +14,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-
 from batchmill_core.catalog import Account, ModelEntry
 from batchmill_core.errors import ConfigurationError, JobError, PromptError, SourceError
 from batchmill_core.job import JobState, Rows, Spec, Step
@@ -28,6 +25,7 @@ from batchmill_db.chunks import Doorbell, NewChunk
 from batchmill_db.jobs import JobRecord, NewJob
 from batchmill_db.session import Connection, Database, DatabaseError
 
+from .answer_schema import check_schema
 from .chunking import PackedRow, Payload, default_chunk_size, pack_payload, pack_row, size_chunks
 from .prompts import Prompt, compile_prompt
 from .source_files import job_name
@@ -417,10 +415,7 @@ def _check_schema(schema: Mapping[str, Any] | None, task: TaskKind) -> None:
         return
     if task is TaskKind.EMBED:
         raise ConfigurationError("an embedding has no schema; leave --schema out")
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as fault:
-        raise ConfigurationError(f"the schema is not a JSON schema: at {fault.json_path}: {fault.message}") from fault
+    check_schema(schema)
 
 
 def _default_name(submission: Submission) -> str:

@@ -402,6 +402,37 @@ def test_a_parameter_that_batchmill_sets_itself_is_refused(counter: Counter, nam
     assert f"'{name}'" in refusal(counter, [{"text": "x"}], ConfigurationError, params={name: 1})
 
 
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a": {"$ref": "#/$defs/missing"}}}, "'#/$defs/missing'"),
+        ({"items": {"$ref": "http://127.0.0.1:9/x.json"}}, "nothing is fetched"),
+        ({"type": "string", "pattern": "("}, "'(' is not a 'regex'"),
+    ],
+)
+def test_a_schema_that_no_answer_could_be_checked_by_is_refused(
+    counter: Counter, schema: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(counter, [{"text": "x"}], ConfigurationError, schema=schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}}}},
+        {"properties": {"$ref": {"type": "string"}, "pattern": {"type": "string"}}},
+        {"$defs": {"a": {"$anchor": "here"}}, "$ref": "#here"},
+        {"$id": "https://acme.example/s", "$defs": {"a": {"$id": "a", "type": "string"}}, "items": {"$ref": "a"}},
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}, "$ref": "#/definitions/a"},
+        {"$schema": "https://acme.example/dialect", "$defs": {"a": {}}, "$ref": "#/$defs/a"},
+        {"const": {"$ref": "#/nowhere"}},
+    ],
+)
+def test_a_schema_whose_references_are_in_it_is_taken(counter: Counter, schema: dict[str, Any]) -> None:
+    assert submit(counter.database, counter.settings, wanted([{"text": "x"}], schema=schema)).state is JobState.OPEN
+
+
 def test_a_schema_that_is_none_is_refused(counter: Counter) -> None:
     assert "$.type" in refusal(counter, [{"text": "x"}], ConfigurationError, schema={"type": "nonsense"})
 

@@ -118,6 +118,10 @@ class Database:
     def _translated(self, fault: exc.DBAPIError) -> DatabaseError:
         if is_transient(fault):
             return DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}")
+        if "unable to open database file" in str(fault.orig):
+            return DatabaseError(
+                f"the database at {self.address} cannot be opened: {_first_line(fault)}; does its folder exist?"
+            )
         return DatabaseError(f"the database refused a statement: {_first_line(fault)}")
 
     def read(self, work: Callable[[Connection], T]) -> T:

@@ -118,6 +118,16 @@ def test_a_database_that_is_away_is_one_line(
     assert "sesame" not in said
 
 
+def test_an_sqlite_file_in_no_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BATCHMILL_DATABASE_URL", f"sqlite:///{tmp_path}/nowhere/x.db")
+
+    assert main(["jobs"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/nowhere/x.db cannot be opened: unable to open database file; does its folder exist?" in said
+
+
 def test_help_loads_neither_celery_nor_the_workers() -> None:
     look = "import sys; import batchmill.cli as c; c.main(['--help']); print(*(m for m in sys.modules))"
 

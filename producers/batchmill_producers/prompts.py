@@ -139,8 +139,13 @@ def _place(row: Row) -> str:
 
 def _columns_hint(name: str, values: _Values) -> str:
     close = difflib.get_close_matches(name, list(values), n=1)
-    meant = f"; did you mean {close[0]!r}?" if close else ";"
+    meant = f"; did you mean {_in_template(close[0])}?" if close else ";"
     return f"{meant} columns here: {_listed(values)}"
+
+
+def _in_template(column: str) -> str:
+    """How a template writes a column: a name that is no plain word, such as one with a space, needs ``row``."""
+    return repr(column) if column.isidentifier() else f"row[{column!r}]"
 
 
 def _listed(values: _Values) -> str:

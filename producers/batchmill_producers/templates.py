@@ -51,7 +51,9 @@ class Template:
             # One plain dict in place of a chain of two, which costs a third of a short rendering.
             self._template.globals = dict(self._template.globals)
         except TemplateSyntaxError as error:
-            raise PromptError(f"the {called} template, line {error.lineno}: {error.message}") from error
+            raise PromptError(
+                f"the {called} template, line {error.lineno}: {error.message}{_two_words(source)}"
+            ) from error
         except (SyntaxError, RecursionError) as error:
             raise PromptError(f"the {called} template is nested too deeply") from error
 
@@ -75,6 +77,12 @@ class Template:
             raise MissingValue(f"the {self._called} template: {error}", _last_quoted(str(error))) from error
         except _RENDER_FAULTS as error:
             raise PromptError(f"the {self._called} template failed: {_words(error)}") from error
+
+
+def _two_words(source: str) -> str:
+    """What to write where a template names a column with a space or a dash bare, which no grammar allows."""
+    bare = re.search(r"\{\{\s*(\w+(?:[ -]+\w+)+)\s*\}\}", source)
+    return f"; a column of that name is written {{{{ row[{bare[1]!r}] }}}}" if bare else ""
 
 
 class _Name:

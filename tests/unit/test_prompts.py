@@ -126,6 +126,14 @@ def test_missing_column_names_the_row_and_the_columns_there_are() -> None:
     assert "'texd' is undefined; did you mean 'text'? columns here: id, text" in message
 
 
+@pytest.mark.parametrize("template", ["{{ Ticket_text }}", "{{ Ticket text }}"])
+def test_a_column_with_a_space_is_said_as_a_template_writes_it(template: str) -> None:
+    message = refusal(template, **{"Ticket text": "x"})
+
+    assert "row['Ticket text']" in message
+    assert compile_prompt("{{ row['Ticket text'] }}").render(row(**{"Ticket text": "x"})).messages[0]["content"] == "x"
+
+
 @pytest.mark.parametrize(
     "template", ["{{ a.b.c }}", '{{ row["nope"] }}', "{% for x in nope %}{% endfor %}", "{{ nope + 1 }}"]
 )

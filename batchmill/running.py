@@ -70,6 +70,18 @@ def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -
         return follower.wait()
     except KeyboardInterrupt:
         raise JobStopped(_paused(stack.database, job_id, public_id, settings)) from None
+    except JobStopped as stop:
+        if not (settings.embedded and stack.unfit()):
+            raise
+        raise JobStopped(_set_aside(stack.database, job_id, public_id, str(stop))) from None
+
+
+def _set_aside(database: Database, job_id: int, public_id: str, reason: str) -> str:
+    """Pauses a job that no worker can serve: left open, it would be ground and paid for beside the next one here."""
+    with contextlib.suppress(BatchmillError):  # it ended just now: there is nothing left to pause
+        if pause(database, job_id, reason=reason):
+            return f"job {public_id} is paused: {reason}; then go on with: batchmill resume {public_id}"
+    return reason
 
 
 def _paused(database: Database, job_id: int, public_id: str, settings: Settings) -> str:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import redis
 
+from batchmill.opening import opened
 from batchmill_core.errors import ConfigurationError, JobStopped, SchemaVersionError
 from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
@@ -283,6 +284,21 @@ def test_queues_that_cannot_be_served_are_told_with_their_reasons(settings: Sett
     assert no_model.startswith("cpu0-absent: ")
     assert "/nowhere/model.gguf" in no_model
     stack.stop()
+
+
+def test_a_run_without_its_key_leaves_a_paused_job_that_no_later_run_pays_for(settings: Settings) -> None:
+    toml = settings.home / "batchmill.toml"
+    toml.write_text(f'{CATALOG}[models.keyed]\naccount = "keyed"\n')
+    (settings.home / "rows.jsonl").write_text('{"text": "x"}\n')
+
+    command = [sys.executable, "-m", "batchmill.cli", "run", "rows.jsonl", "--model", "keyed", "--name", "unkeyed"]
+    ran = subprocess.run(command, cwd=settings.home, capture_output=True, text=True, check=False, timeout=60)
+
+    assert ran.returncode == 3
+    assert "is paused: no worker could start: api.keyed: account 'keyed' needs a key" in ran.stderr
+    assert "then go on with: batchmill resume" in ran.stderr
+    with opened(settings) as database, database.reading() as conn:
+        assert jobs.find(conn, "unkeyed").state is JobState.PAUSED
 
 
 def test_a_second_user_brings_the_key_that_the_first_ones_shell_lacked(

@@ -84,7 +84,7 @@ def _run_output(
 def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:
     """The job, open: a paused one of the same key goes on."""
     with doorbell(settings, stack.broker_url) as ring, interruptible_loading(submission.key) as loading:
-        record = submit(stack.database, settings, submission, ring=ring, progress=loading)
+        record = submit(stack.database, settings, submission, ring=ring, progress=loading, note=say)
     if record.state is JobState.PAUSED:
         resume(stack.database, record.id, budget_nanousd=submission.budget_nanousd)
         say(f"job {record.public_id} of key {record.key} was paused; it goes on")
@@ -111,7 +111,7 @@ def submit_command(submission: Submission) -> None:
         with contextlib.ExitStack() as open_things:
             ring = None if settings.embedded else open_things.enter_context(doorbell(settings))
             loading = open_things.enter_context(interruptible_loading(submission.key))
-            record = submit(database, settings, submission, ring=ring, progress=loading)
+            record = submit(database, settings, submission, ring=ring, progress=loading, note=say)
         _say_skipped(record)
         situation = read_situation(database, record.id)
     unserved = nobody_serves(situation, remedy_here(settings))

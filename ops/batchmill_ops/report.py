@@ -117,11 +117,13 @@ def read_situation(database: Database, job_id: int, *, patience_s: float = 5.0) 
     """The job and what surrounds it, in one transaction. Raises JobError, or DatabaseUnavailable after the patience."""
 
     def read(conn: Connection) -> Situation:
+        workers = telemetry.live_workers(conn)
         return Situation(
             report=_report(conn, job_id),
             chunks=chunks.counts(conn, job_id),
-            in_flight=jobs.reserved_calls(conn, job_id),
-            workers=telemetry.live_workers(conn),
+            # Calls are booked a little ahead of being sent; what workers have on the wire is never more than that.
+            in_flight=min(jobs.reserved_calls(conn, job_id), sum(w.in_flight for w in workers)),
+            workers=workers,
             unfit=telemetry.unfit_workers(conn),
             accounts=telemetry.accounts(conn),
         )

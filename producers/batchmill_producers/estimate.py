@@ -68,7 +68,7 @@ def estimate(settings: Settings, submission: Submission) -> Estimate:
         output_tokens=(low_out, high_out),
         cost_nanousd=_cost_range(step, (low_in, high_in), (low_out, high_out)),
         seconds=seconds,
-        problems=_problems(step, prepared.note, [f"line {b.line}: {b.reason}" for b in prepared.source.bad_rows[:20]]),
+        problems=_problems(step, prepared.notes, [f"line {b.line}: {b.reason}" for b in prepared.source.bad_rows[:20]]),
     )
 
 
@@ -99,8 +99,8 @@ def _at_least_s(rows: int, all_tokens: int, limits: Any, max_in_flight: int, cal
     return seconds
 
 
-def _problems(step: Step, note: str | None, bad: Sequence[str]) -> list[str]:
-    problems = [note] if note else []
+def _problems(step: Step, notes: Sequence[str], bad: Sequence[str]) -> list[str]:
+    problems = list(notes)
     if not step.has_price:
         problems.append(f"model {step.model!r} has no known price, so its cost is unknown (not zero)")
     return [*problems, *bad]

@@ -15,7 +15,8 @@ from batchmill_db.chunks import NewChunk
 from batchmill_db.session import Connection, Database
 
 from .chunking import default_chunk_size
-from .submit import check_budget, check_params, make_step
+from .params import check_params
+from .submit import check_budget, make_step
 
 
 def retry(

@@ -27,6 +27,7 @@ from batchmill_db.session import Connection, Database, DatabaseError
 
 from .answer_schema import check_schema
 from .chunking import PackedRow, Payload, default_chunk_size, pack_payload, pack_row, size_chunks
+from .params import check_params, doubts
 from .prompts import Prompt, compile_prompt
 from .source_files import job_name
 from .sources import Source, open_source
@@ -37,7 +38,6 @@ _ROWS_PER_TRANSACTION = 8000
 _BYTES_PER_TRANSACTION = 16_000_000
 _FIRST_RINGS = 8
 _RING_AGAIN_MS = 15_000
-_EMBEDDED_RESERVED = frozenset({"model", "messages", "input", "stream", "stream_options", "response_format"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Prepared:
     spec: Spec
     entry: ModelEntry
     account: Account | None
-    note: str | None = None
+    notes: tuple[str, ...] = ()  # what the user should know, though nothing is wrong
 
     def requests(self) -> Iterator[tuple[Row, Request]]:
         """Each accepted row with its request, numbered without gaps; rows that cannot be rendered are bad rows."""
@@ -130,9 +130,9 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
         )
     if own_task is not None and submission.task not in (None, own_task):
         raise ConfigurationError(f"the data set is an OpenAI batch file of {own_task.value} requests; leave --task out")
-    note = None
+    notes = list(doubts(submission.params))
     if own_task is not None and (submission.prompt is not None or submission.system is not None):
-        note = "the data set is an OpenAI batch file: its rows are requests already, so the prompt is ignored"
+        notes.append("the data set is an OpenAI batch file: its rows are requests already, so the prompt is ignored")
     entry = settings.catalog.model(submission.model or _own_model(source))
     account = None if entry.account is None else settings.catalog.account(entry.account)
     prompt = compile_prompt(
@@ -150,7 +150,7 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
     )
     if submission.budget_nanousd is not None:
         check_budget(spec)
-    return Prepared(source=source, prompt=prompt, spec=spec, entry=entry, account=account, note=note)
+    return Prepared(source=source, prompt=prompt, spec=spec, entry=entry, account=account, notes=tuple(notes))
 
 
 def make_step(entry: ModelEntry, account: Account | None) -> Step:
@@ -190,11 +190,12 @@ def submit(
     *,
     ring: Callable[[Doorbell], None] | None = None,
     progress: Callable[[int], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> JobRecord:
     """Saves the whole data set as a job and opens it; answers the job.
 
     ``ring`` publishes a chunk to the broker; what it cannot publish the dispatcher does. ``progress`` is told how many
-    rows are saved. With a key this is idempotent: the same submission answers the job that is there, a loader that died
+    rows are saved, ``note`` what the user should know though nothing is wrong. With a key this is idempotent: the same submission answers the job that is there, a loader that died
     is gone on with. Raises SourceError, PromptError or ConfigurationError when the data set or what is asked is wrong (the
     job is then `failed` as a whole), JobError when the key belongs to another submission.
     """
@@ -202,6 +203,9 @@ def submit(
     if known is not None and known.state not in (JobState.LOADING, JobState.FAILED):
         return known
     prepared = prepare(submission, settings)
+    for sentence in prepared.notes:
+        if note is not None:
+            note(sentence)
     try:
         job_id, chunk_size = _begin(database, submission, prepared, known)
     except DatabaseError:
@@ -400,14 +404,6 @@ def _own_model(source: Source) -> str:
     if not isinstance(model, str):
         raise ConfigurationError("no model is given; add --model NAME (a model of batchmill.toml)")
     return model
-
-
-def check_params(params: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for a parameter that is Batchmill's own to set."""
-    for name in sorted(_EMBEDDED_RESERVED & params.keys()):
-        raise ConfigurationError(
-            f"parameter {name!r} is set by Batchmill itself; leave it out (see --schema, --stream)"
-        )
 
 
 def _check_schema(schema: Mapping[str, Any] | None, task: TaskKind) -> None:

@@ -434,7 +434,7 @@ def test_a_database_file_that_is_none_is_refused_by_name(settings: Settings) -> 
     StackFolder(path=settings.state_folder).prepare()
     (settings.state_folder / "batchmill.db").write_text("no database " * 100)
 
-    with pytest.raises(ConfigurationError, match=r"batchmill\.db cannot be used: file is not a database"):
+    with pytest.raises(ConfigurationError, match=r"batchmill\.db cannot be used: .*file is not a database"):
         attach(settings)
     assert not is_running(settings)
 

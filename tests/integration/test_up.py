@@ -91,7 +91,8 @@ def test_a_port_that_is_taken_names_who_has_it_and_nothing_is_left_running(here:
 
         said = here.run("up", option, str(port), code=2)
 
-    assert f"port {port} is taken by process {os.getpid()} (pytest); end that, or give another {option}" in said.stderr
+    me = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+    assert f"port {port} is taken by {me}; end that, or give another {option}" in said.stderr
     assert here.status()["stack"] is None
 
 

@@ -185,12 +185,18 @@ def test_flower_is_there_for_who_knows_the_password(fleet: Fleet) -> None:
     login = base64.b64encode(f"batchmill:{FLOWER_PASSWORD}".encode()).decode()
     asked = urllib.request.Request(f"{fleet.flower}/workers", headers={"Authorization": f"Basic {login}"})
 
-    with urllib.request.urlopen(asked, timeout=20) as answer:
-        page = answer.read().decode()
+    until("Flower shows the worker", lambda: "api0@" in _page(asked), timeout_s=60, every_s=0.5)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"{fleet.flower}/workers", timeout=20)
 
-    assert "api0@" in page
+
+def _page(asked: urllib.request.Request) -> str:
+    """Nothing while it does not listen yet."""
+    try:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
 
 
 def test_a_stack_without_a_password_says_where_to_set_it(image: str, tmp_path: Path) -> None:

@@ -43,12 +43,6 @@ class Claim:
     spec: str  # JSON of core.job.Spec
     budgeted: bool
     fresh: bool  # nothing of these rows was tried before in this round
-    crash_count: int = 0
-
-    @property
-    def suspect(self) -> bool:
-        """Whether one more crash halves the chunk, or ends its one row: it should run alone, so that none other is blamed."""
-        return self.crash_count >= CRASH_LIMIT - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +86,12 @@ def add(conn: Connection, job_id: int, chunks: Iterable[NewChunk]) -> None:
         conn.execute(insert(chunk).values(created_ms=now_ms()), values)
 
 
+def is_suspect(conn: Connection, chunk_id: int) -> bool:
+    """Whether one more crash halves the chunk, or ends its one row: it should run alone, so that none other is blamed."""
+    count = conn.execute(select(chunk.c.crash_count).where(chunk.c.id == chunk_id)).scalar_one_or_none()
+    return count is not None and count >= CRASH_LIMIT - 1
+
+
 def claim(conn: Connection, chunk_id: int, worker_id: str, *, lease_ms: int) -> Claim | None:
     """Takes a ready chunk of an open job for ``lease_ms``; None when it is not to be had.
 
@@ -124,7 +124,6 @@ def claim(conn: Connection, chunk_id: int, worker_id: str, *, lease_ms: int) -> 
             chunk.c.step,
             chunk.c.round,
             chunk.c.parent_id,
-            chunk.c.crash_count,
         )
     ).one_or_none()
     if taken is None:
@@ -146,7 +145,6 @@ def claim(conn: Connection, chunk_id: int, worker_id: str, *, lease_ms: int) -> 
         spec=about.spec,
         budgeted=about.budget_nanousd is not None,
         fresh=taken.fence == 1 and taken.parent_id is None and taken.round == 1,
-        crash_count=taken.crash_count,
     )
 
 

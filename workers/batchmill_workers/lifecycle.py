@@ -163,6 +163,14 @@ class WorkerProcess:
         return summary.text
 
     async def _run(self, chunk_id: int) -> Summary:
+        # Claimed only when its turn has come: a chunk that waited with a lease would be blamed for the crash of another.
+        suspect = await self.recorder.run(lambda conn: chunks.is_suspect(conn, chunk_id))
+        async with self.isolation.entered(alone=suspect):
+            if self.draining:
+                return Summary(text="draining: left for others")
+            return await self._attempt(chunk_id)
+
+    async def _attempt(self, chunk_id: int) -> Summary:
         loaded = await self.recorder.run(lambda conn: claim_and_load(conn, chunk_id, self.worker_id, self.lease_ms))
         if loaded is None:
             return Summary(text="nothing to do: taken, done or not open")

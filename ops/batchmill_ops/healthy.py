@@ -6,10 +6,10 @@ ping: those stop when its event loop stands still, and they tell nothing but the
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 import requests
 
@@ -20,6 +20,7 @@ from batchmill_db.session import Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
 _PATIENCE_S = 5.0
+_COMMAND = b"batchmill_workers.tasks"  # what `launch` starts
 _FLOWER = "http://127.0.0.1:5555/healthcheck"  # as docker-compose.yml starts it
 
 
@@ -52,7 +53,7 @@ def look_at_workers(settings: Settings) -> list[str]:
     except DatabaseError as fault:
         sys.stdout.write(f"cannot tell: {fault}\n")
         return []
-    running = {w.pid for w in workers if _runs(w.pid)}
+    running = {w.pid for w in workers if is_worker(w.pid)}
     return faults(workers, running, patience_ms=settings.lease_s * 1000)
 
 
@@ -68,14 +69,17 @@ def look_at_flower(settings: Settings) -> list[str]:
     return [] if answer.ok else [f"Flower answers {answer.status_code}"]
 
 
-def _runs(pid: int) -> bool:
+def is_worker(pid: int) -> bool:
+    """Whether a Celery worker of ours runs as this process.
+
+    In a container that was started again, a dead worker's number may be that of any other process, or of a thread.
+    """
+    folder = Path("/proc") / str(pid)
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        status, command = (folder / "status").read_text(), (folder / "cmdline").read_bytes()
+    except OSError:
         return False
-    except PermissionError:
-        return True
-    return True
+    return f"\nTgid:\t{pid}\n" in status and _COMMAND in command
 
 
 LOOKS: dict[str, Callable[[Settings], list[str]]] = {"worker": look_at_workers, "flower": look_at_flower}

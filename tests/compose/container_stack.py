@@ -143,12 +143,12 @@ def test_a_job_outlives_its_containers_and_costs_what_was_billed(fleet: Fleet, t
 def test_containers_are_healthy_by_what_they_do(fleet: Fleet) -> None:
     for service in ("api", "flower"):
         container = fleet.project.containers(service)[0]
-        until(f"{service} is healthy", lambda c=container: _health(fleet, c) == "healthy", timeout_s=60)  # type: ignore[misc]
+        until(f"{service} is healthy", lambda c=container: _health(fleet, c) == "healthy", timeout_s=60, every_s=1.0)  # type: ignore[misc]
 
     frozen = fleet.project.containers("api")[0]
     run(["docker", "exec", frozen, "python", "-c", FREEZE])
 
-    until("a frozen worker is unhealthy", lambda: _health(fleet, frozen) == "unhealthy", timeout_s=60)
+    until("a frozen worker is unhealthy", lambda: _health(fleet, frozen) == "unhealthy", timeout_s=60, every_s=1.0)
     run(["docker", "kill", frozen])
 
 
@@ -166,7 +166,9 @@ for folder in pathlib.Path("/proc").iterdir():
 
 
 def _health(fleet: Fleet, container: str) -> str:
-    return str(fleet.project.state(container)["Health"]["Status"])
+    health = fleet.project.state(container)["Health"]
+    print(health["Status"], *(entry["Output"].strip() for entry in health["Log"][-1:]))  # shown when a test fails
+    return str(health["Status"])
 
 
 def test_a_worker_runs_as_nobody_special_and_the_broker_never_evicts(fleet: Fleet) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,7 @@ from batchmill_core.settings import Settings
 from batchmill_db import migrate, telemetry
 from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
-from batchmill_ops.healthy import faults, look_at_flower, look_at_workers, main
+from batchmill_ops.healthy import faults, is_worker, look_at_flower, look_at_workers, main
 from tests.servers import free_port
 
 PATIENCE_MS = 10_000
@@ -53,24 +57,32 @@ def test_no_process_at_all_is_no_health() -> None:
     assert faults([worker(7, 500)], set(), patience_ms=PATIENCE_MS) == ["no worker process runs here"]
 
 
-def test_this_hosts_workers_are_looked_up(tmp_path: Path) -> None:
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like a worker, from outside."""
+    command = [sys.executable, "-c", "input()", "-A", "batchmill_workers.tasks"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as started:
+        yield started
+        started.kill()
+
+
+def test_this_hosts_workers_are_looked_up(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     settings = Settings(home=tmp_path, database_url=f"sqlite:///{tmp_path / 'mill.db'}")
     database = Database(settings.database_address)
     migrate.upgrade(database)
-    mine = WorkerRecord(
-        id="a",
-        name="api0@box",
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        wing="api",
-        queues=("api.sim",),
-        slots=8,
-        version="1",
-    )
+    mine = replace(worker(process.pid, 0), host=socket.gethostname())
     database.run(lambda conn: telemetry.register(conn, mine))
     database.close()
 
     assert look_at_workers(settings) == []
+
+
+def test_neither_another_process_nor_a_thread_with_a_workers_number_is_one(process: subprocess.Popen[bytes]) -> None:
+    """Numbers are small in a container, and come again when it is started again."""
+    threads = [int(folder.name) for folder in Path(f"/proc/{os.getpid()}/task").iterdir()]
+
+    assert is_worker(process.pid)
+    assert not any(is_worker(number) for number in threads)
 
 
 def test_a_database_that_is_away_is_not_the_workers_fault(capsys: pytest.CaptureFixture[str]) -> None:

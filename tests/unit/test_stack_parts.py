@@ -121,9 +121,12 @@ def test_leases_of_dead_workers_of_this_host_end_and_those_of_living_ones_stay(s
 
 
 def test_a_process_is_a_worker_by_its_command_line() -> None:
-    worker = subprocess.Popen(["sh", "-c", "read _; :", "batchmill_workers.tasks"], stdin=subprocess.PIPE)
+    command = ["sh", "-c", "echo; read _; :", "batchmill_workers.tasks"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()  # before that the kernel may not show its command yet
 
-    assert is_worker(worker.pid)
-    assert not is_worker(os.getpid())
-    worker.communicate()
+        assert is_worker(worker.pid)
+        assert not is_worker(os.getpid())
+        worker.communicate()
     assert not is_worker(worker.pid)

@@ -188,7 +188,7 @@ def _where_next(console: Console, jobs: Sequence[Job]) -> None:
     ):
         console.print(f"  {command} {words:<34} [dim]# {what}[/]", soft_wrap=True)
     console.print(
-        f'  sqlite3 .batchmill/batchmill.db    {"":<8} [dim]# tables job, result, call: see README, "Ask the database"[/]',
+        '  .batchmill/batchmill.db is SQLite [dim]# tables job, result, call: see README, "Ask the database"[/]',
         soft_wrap=True,
     )
 

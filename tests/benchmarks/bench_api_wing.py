@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from batchmill_core.job import JobState
 from batchmill_ops.report import read_report
 from batchmill_ops.simulator import SimulatorConfig
-from tests.integration.harness import Mill, milling
-from tests.servers import Valkey
+from tests.benchmarks.mills import mill
+from tests.integration.harness import Mill
 
 LATENCY_S = 0.1
 TEXT = "I bought it in May and use it daily. The battery is excellent, the strap less so. "
@@ -33,25 +29,6 @@ class Figure:
 
     rows_per_s: float
     cpu_ms_per_row: float
-
-
-@contextmanager
-def mill(in_flight: int) -> Iterator[Mill]:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        valkey = Valkey(home, appendonly=True)
-        valkey.start()
-        try:
-            with milling(
-                home,
-                broker_url=valkey.url,
-                database_url=f"sqlite:///{home / 'batchmill.db'}",
-                provider=SimulatorConfig(latency_s=LATENCY_S, kept_calls=0),
-                account={"max_in_flight": in_flight},
-            ) as running:
-                yield running
-        finally:
-            valkey.kill()
 
 
 def measure(running: Mill, rows: int) -> Figure:
@@ -69,7 +46,8 @@ def measure(running: Mill, rows: int) -> Figure:
 
 
 def run(name: str, *, workers: int, in_flight: int, rows: int, repeats: int) -> Figure:
-    with mill(in_flight) as running:
+    provider = SimulatorConfig(latency_s=LATENCY_S, kept_calls=0)
+    with mill(provider, account={"max_in_flight": in_flight}) as running:
         for _ in range(workers):
             running.start_worker()
         measure(running, min(rows, 1000))  # warms connections and code

@@ -10,7 +10,6 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from batchmill_core.job import JobState
@@ -19,8 +18,8 @@ from batchmill_workers.gpu.openvino_options import OpenVinoOptions
 from batchmill_workers.gpu.openvino_process import build_pipeline
 from batchmill_workers.gpu.sources import resolve_source
 from tests.benchmarks.bench_openvino import SOURCE, bare_round
-from tests.integration.harness import milling
-from tests.servers import Valkey
+from tests.benchmarks.mills import mill
+from tests.integration.harness import Mill
 
 TABLES = """
 [models.smollm2]
@@ -52,32 +51,24 @@ def bare_alone(rows: int) -> float:
     return bare_round(pipeline, texts, MAX_TOKENS)[0]
 
 
+def _through(running: Mill, rows: int) -> float:
+    """Output tokens per second of one job, from the first claim to the last save."""
+    data = [{"text": p} for p in prompts(rows)]
+    params = {"max_tokens": MAX_TOKENS, "temperature": 0}
+    job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=32)
+    running.wait_state(job, JobState.DONE, timeout_s=600)
+    figures = read_report(running.database, job.id)
+    assert figures.seconds is not None
+    return figures.job.usage.output / figures.seconds
+
+
 def report(rows: int, repeats: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
-        valkey = Valkey(home, appendonly=True)
-        valkey.start()
-        try:
-            with milling(
-                home,
-                broker_url=valkey.url,
-                database_url=f"sqlite:///{home / 'batchmill.db'}",
-                provider="http://127.0.0.1:9/v1",
-                tables=TABLES,
-            ) as mill:
-                mill.start_worker(queues=(QUEUE,), slots=2)
-                through, alone = [], []
-                for _ in range(repeats):
-                    data = [{"text": p} for p in prompts(rows)]
-                    params = {"max_tokens": MAX_TOKENS, "temperature": 0}
-                    job = mill.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=32)
-                    mill.wait_state(job, JobState.DONE, timeout_s=600)
-                    figures = read_report(mill.database, job.id)
-                    assert figures.seconds is not None
-                    through.append(figures.job.usage.output / figures.seconds)
-                    alone.append(bare(rows))
-        finally:
-            valkey.kill()
+    through, alone = [], []
+    with mill("http://127.0.0.1:9/v1", tables=TABLES) as running:
+        running.start_worker(queues=(QUEUE,), slots=2)
+        for _ in range(repeats):
+            through.append(_through(running, rows))
+            alone.append(bare(rows))
     a, b = statistics.median(through), statistics.median(alone)
     print(f"GPU wing (cpu): {a:.0f} tok/s through the system, {b:.0f} bare: {a / b:.0%} (chunks of 32 rows, 2 slots)")
 

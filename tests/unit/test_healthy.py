@@ -60,8 +60,10 @@ def test_no_process_at_all_is_no_health() -> None:
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A process that looks like a worker, from outside."""
-    command = [sys.executable, "-c", "input()", "-A", "batchmill_workers.tasks"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as started:
+    command = [sys.executable, "-c", "print(flush=True); input()", "-A", "batchmill_workers.tasks"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as started:
+        assert started.stdout is not None
+        started.stdout.readline()  # its command line is to be seen once it runs
         yield started
         started.kill()
 

@@ -186,6 +186,7 @@ def _postgresql(url: str, pool_size: int) -> Engine:
             connect_args={
                 "connect_timeout": 10,
                 "application_name": "batchmill",
+                "client_encoding": "utf8",  # else a database made as SQL_ASCII answers bytes
                 "options": "-c statement_timeout=60000 -c idle_in_transaction_session_timeout=60000",
             },
         )

@@ -55,7 +55,7 @@ def _through(running: Mill, rows: int) -> float:
     """Output tokens per second of one job, from the first claim to the last save."""
     data = [{"text": p} for p in prompts(rows)]
     params = {"max_tokens": MAX_TOKENS, "temperature": 0}
-    job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=32)
+    job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=64)
     running.wait_state(job, JobState.DONE, timeout_s=600)
     figures = read_report(running.database, job.id)
     assert figures.seconds is not None
@@ -70,7 +70,7 @@ def report(rows: int, repeats: int) -> None:
             through.append(_through(running, rows))
             alone.append(bare(rows))
     a, b = statistics.median(through), statistics.median(alone)
-    print(f"GPU wing (cpu): {a:.0f} tok/s through the system, {b:.0f} bare: {a / b:.0%} (chunks of 32 rows, 2 slots)")
+    print(f"GPU wing (cpu): {a:.0f} tok/s through the system, {b:.0f} bare: {a / b:.0%} (chunks of 64 rows, 2 slots)")
 
 
 def test_gpu_wing_against_the_bare_engine() -> None:

@@ -319,6 +319,23 @@ def _reap_one(conn: Connection, chunk_id: int, fence: int) -> Reaped | None:
     return Reaped(chunk_id=chunk_id, job_id=taken.job_id, crash_count=taken.crash_count, outcome=outcome)
 
 
+def _parent(chunk_id: int, fence: int, about: Any, rows: Rows) -> Claim:
+    """A chunk that nobody runs, as the parent of the children that the dispatcher derives from it."""
+    return Claim(
+        chunk_id=chunk_id,
+        fence=fence,
+        job_id=about.job_id,
+        job_name="",
+        rows=rows,
+        queue=about.queue,
+        step=about.step,
+        round=about.round,
+        spec="",
+        budgeted=False,
+        fresh=False,
+    )
+
+
 def _isolate(conn: Connection, chunk_id: int, fence: int, taken: Any) -> str:
     rows = unfinished(conn, taken.job_id, Rows.parse(taken.rows), taken.round)
     if not rows:
@@ -327,19 +344,7 @@ def _isolate(conn: Connection, chunk_id: int, fence: int, taken: Any) -> str:
     if len(rows) == 1:
         _give_up(conn, chunk_id, taken, rows)
         return "dead"
-    attempt = Claim(
-        chunk_id=chunk_id,
-        fence=fence,
-        job_id=taken.job_id,
-        job_name="",
-        rows=rows,
-        queue=taken.queue,
-        step=taken.step,
-        round=taken.round,
-        spec="",
-        budgeted=False,
-        fresh=False,
-    )
+    attempt = _parent(chunk_id, fence, taken, rows)
     halves = [Child(rows=h, queue=taken.queue, step=taken.step, error="halved after crashes") for h in rows.halves()]
     derive(conn, attempt, halves, crash_count=CRASH_LIMIT - 1)
     conn.execute(update(chunk).where(chunk.c.id == chunk_id).values(state=ChunkState.DONE, done_fence=fence))
@@ -428,19 +433,7 @@ def _merge_group(conn: Connection, group: Any, limit_rows: int) -> int:
         return 0
     rows = Rows.of(n for m in gone for n in Rows.parse(m.rows))
     first = min(gone, key=lambda m: m.id)
-    attempt = Claim(
-        chunk_id=first.id,
-        fence=first.fence,
-        job_id=group.job_id,
-        job_name="",
-        rows=rows,
-        queue=group.queue,
-        step=group.step,
-        round=group.round,
-        spec="",
-        budgeted=False,
-        fresh=False,
-    )
+    attempt = _parent(first.id, first.fence, group, rows)
     derive(conn, attempt, [Child(rows=rows, queue=group.queue, step=group.step)])
     return len(gone) - 1
 

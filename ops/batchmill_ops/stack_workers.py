@@ -18,6 +18,7 @@ from batchmill_db.session import Connection, Database
 from batchmill_workers.gpu.devices import usable_cores
 from batchmill_workers.launch import ProcessPlan, Supervisor, plan_api, plan_gpu
 
+from .healthy import is_worker
 from .stack_folder import tail
 
 log = logging.getLogger(__name__)
@@ -212,12 +213,3 @@ def free_leases_of_the_dead(database: Database, host: str) -> int:
     if freed:
         log.info("leases_freed chunks=%d", freed)
     return freed
-
-
-def is_worker(pid: int) -> bool:
-    """Whether a process lives and is a worker of ours: the number of a dead one may have been given to another."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"batchmill_workers.tasks" in command.split(b"\0")

@@ -14,8 +14,9 @@ from batchmill_core.settings import Settings
 from batchmill_db import chunks, migrate, telemetry
 from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
+from batchmill_ops.healthy import is_worker
 from batchmill_ops.stack_folder import LockTaken, StackFolder, exclusive, file_system_of
-from batchmill_ops.stack_workers import api_processes, free_leases_of_the_dead, is_worker, plans_for
+from batchmill_ops.stack_workers import api_processes, free_leases_of_the_dead, plans_for
 from tests.conformance.db.world import World
 
 MOUNTS = """\

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol, runtime_checkable
 
@@ -34,6 +36,45 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Frees connections, threads and device memory. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFigures:
+    """What an engine does just now, and what it did since it was made; None where it does not know.
+
+    ``running`` are requests that the device works on, ``waiting`` those that the engine holds until there is room.
+    ``batch_rows`` is the mean size of the batches run lately, ``kv_cache_percent`` how full the key-value cache is.
+    ``output_tokens`` and ``busy_ns`` (time in which at least one request ran, in nanoseconds) only ever grow.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    batch_rows: float | None = None
+    kv_cache_percent: float | None = None
+    output_tokens: int = 0
+    busy_ns: int = 0
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """An engine that can say what it does."""
+
+    def figures(self) -> EngineFigures:
+        """Cheap, and safe to call from any thread."""
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """An engine that finds out by trying how many rows of a length fit its device at once.
+
+    Sizes are rows by length class: class ``c`` holds requests of at most ``2**c`` tokens, prompt and answer together.
+    """
+
+    def use_batch_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Sizes that worked before, for this model on this device; called before ``start``."""
+
+    def batch_sizes(self) -> Mapping[int, int]:
+        """Sizes that work, as far as it is known by now. Safe to call from any thread."""
 
 
 def engine_class(name: str) -> type[Engine]:

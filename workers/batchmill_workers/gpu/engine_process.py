@@ -30,11 +30,13 @@ class EngineProcess:
 
     The first message sent is the configuration; the first that comes back is ``{"ready": {…}}`` or
     ``{"failed": "reason"}``. A call is a message with an ``id``; every message that comes back for it carries the id,
-    and the one with ``done`` ends it. ``{"id": …, "cancel": true}`` abandons a call.
+    and the one with ``done`` ends it. ``{"id": …, "cancel": true}`` abandons a call. A message without an id is news
+    of the engine itself and goes to ``on_news``.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, on_news: Callable[[Frame], None] | None = None) -> None:
         self._module = module
+        self._on_news = on_news
         self._calls: dict[int, tuple[asyncio.Future[Frame], Callable[[Frame], None]]] = {}
         self._last_id = 0
         self._lost: str | None = "the engine's process is not started"
@@ -118,7 +120,9 @@ class EngineProcess:
             self._fail_calls(await self._ending())
 
     def _deliver(self, frame: Frame) -> None:
-        number = frame["id"]
+        number = frame.get("id")
+        if number is None and self._on_news is not None:
+            self._on_news(frame)
         if number not in self._calls:  # cancelled meanwhile
             return
         future, on_message = self._calls[number]

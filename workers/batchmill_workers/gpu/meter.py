@@ -29,6 +29,11 @@ class DeviceMeter:
     def running(self) -> int:
         return len(self._integral_at_start)
 
+    @property
+    def busy_so_far_ns(self) -> int:
+        """``busy_ns`` up to now, for a reader on any thread: it changes nothing."""
+        return self.busy_ns + (self._clock() - self._last_ns if self._integral_at_start else 0)
+
     def start(self) -> int:
         """A call begins to run; the token names it to ``stop``."""
         self._advance()

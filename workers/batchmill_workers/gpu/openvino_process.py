@@ -7,15 +7,13 @@ It has a process of its own because ``ContinuousBatchingPipeline.step`` keeps Py
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from batchmill_workers.gpu.frames import Channel, Frame
+from batchmill_workers.gpu.hosted_process import failure, serve
 from batchmill_workers.gpu.openvino_generation import generation_config, prompt_tokens, reason
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
 from batchmill_workers.gpu.sampling import cut_at_stop
@@ -25,17 +23,7 @@ _FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "tool_calls"
 
 def main() -> None:
     """Loads the model that the first message names, answers until the worker closes the channel."""
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)  # a whole group is signalled: the worker drains, then closes the channel
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    (configuration,) = channel.receive(wait=True)
-    try:
-        batch, facts = load(configuration, channel)
-    except Exception as error:  # noqa: BLE001  # edge of the process: whatever it was, the worker says it to the user
-        channel.send({"failed": reason(error)})
-        return
-    channel.send({"ready": facts})
-    batch.run()
+    serve(load, reason)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,15 +49,12 @@ class Batch:
 
     def run(self) -> None:
         """Takes what has come, steps once, sends what is finished, and so on until the worker is gone."""
-        try:
-            while True:
-                for frame in self._channel.receive(wait=not self._pipeline.has_non_finished_requests()):
-                    self._take(frame)
-                if self._pipeline.has_non_finished_requests():
-                    self._pipeline.step()
-                self._harvest()
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return
+        while True:
+            for frame in self._channel.receive(wait=not self._pipeline.has_non_finished_requests()):
+                self._take(frame)
+            if self._pipeline.has_non_finished_requests():
+                self._pipeline.step()
+            self._harvest()
 
     def _take(self, frame: Frame) -> None:
         number = frame["id"]
@@ -128,7 +113,7 @@ class Batch:
         )
 
     def _fail(self, number: int, kind: str, message: str) -> None:
-        self._channel.send({"id": number, "done": True, "error": {"kind": kind, "message": message}})
+        self._channel.send(failure(number, kind, message))
 
 
 def load(configuration: Frame, channel: Channel) -> tuple[Batch, Frame]:

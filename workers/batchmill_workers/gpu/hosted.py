@@ -1,0 +1,211 @@
+"""An engine whose model runs in a process of its own: started, asked, metered, and started again when it died."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from batchmill_core.catalog import ModelEntry
+from batchmill_core.engine import EngineFigures
+from batchmill_core.errors import (
+    CallError,
+    CallState,
+    ConfigurationError,
+    EngineFailed,
+    EngineLost,
+    InvalidRequest,
+    TooLong,
+)
+from batchmill_core.request import Completion, Request
+from batchmill_core.usage import Usage
+
+from .context import context_tokens
+from .engine_process import EngineProcess, ProcessLost
+from .frames import Frame
+from .meter import DeviceMeter
+from .sources import resolve_source
+
+_START_TIMEOUT_S = 1800.0  # a large model on a cold disk
+_ERRORS: dict[str, type[CallError]] = {"too_long": TooLong, "invalid_request": InvalidRequest}
+
+
+class HostedEngine:
+    """What the engines of local models share. A kind of engine says how it is configured and asked.
+
+    The process is ``python -m process_module``; ``hosted_process.serve`` is its other end. If it dies, the calls in
+    flight raise EngineLost and the next one starts it again.
+    """
+
+    kind: ClassVar[str]  # its name among the entry points
+    process_module: ClassVar[str]
+
+    def __init__(self, *, model: ModelEntry, device: str, capacity_rows: int) -> None:
+        self.model = model
+        self.device = device
+        self.capacity_rows = capacity_rows
+        self.context_tokens = model.context_tokens
+        self.meter = DeviceMeter()
+        self.facts: Frame = {}  # what the process said when it was ready: load_s, warm_up_s, pid, and its own
+        self.path: Path | None = None
+        self._process = self._new_process()
+        self._restart = asyncio.Lock()
+        self._closed = False
+        self._asked = self._output_tokens = 0
+        self._told: Frame = {}
+
+    # what a kind of engine says
+
+    def check(self) -> None:
+        """Raises ConfigurationError when something that the engine needs is not installed."""
+
+    def configuration(self) -> Frame:
+        """The first message to the process, beside ``path`` and ``context_tokens``."""
+        raise NotImplementedError
+
+    def message(self, request: Request) -> Frame:
+        """A request as the process reads it. Raises InvalidRequest for what the engine cannot take."""
+        raise NotImplementedError
+
+    def answer(self, last: Frame) -> Mapping[str, Any]:
+        """What a call's last message says, as fields of a Completion."""
+        return {"text": last.get("text"), "finish_reason": last.get("finish_reason")}
+
+    # the Engine protocol
+
+    async def start(self) -> None:
+        """Loads the model and warms it up. Raises ConfigurationError with the model, its path and the reason."""
+        self.check()
+        if self.model.source is None:
+            raise ConfigurationError(
+                f"model {self.model.name}: engine {self.kind} needs a source: package:, hf: or a path"
+            )
+        self.path = await asyncio.to_thread(resolve_source, self.model.source)
+        self.context_tokens = self.context_tokens or await asyncio.to_thread(context_tokens, self.path)
+        try:
+            await self._load()
+        except ProcessLost as error:
+            raise ConfigurationError(f"model {self.model.name} cannot be loaded from {self.path}: {error}") from error
+
+    async def complete(self, request: Request) -> Completion:
+        """Answers one request; see ``Engine.complete``."""
+        message = self.message(request)
+        await self._ensure_process()
+        run = _Run(self.meter)
+        self._asked += 1
+        try:
+            with run.metered():
+                last = await self._process.call(message, run.note)
+        except ProcessLost as error:
+            raise EngineLost(
+                f"model {self.model.name}: {error}", device_ns=run.device_ns, latency_ms=run.latency_ms
+            ) from error
+        except TypeError as error:
+            raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from error
+        finally:
+            self._asked -= 1
+        if "error" in last:
+            raise self._error(last["error"], run)
+        return self._completion(last, run)
+
+    async def close(self) -> None:
+        """Ends the process; calls in flight raise EngineLost. Idempotent."""
+        self._closed = True
+        await self._process.close()
+
+    def figures(self) -> EngineFigures:
+        """See ``Observable``; what only the process knows is as old as its last news."""
+        running = self.meter.running
+        return EngineFigures(
+            running=running,
+            waiting=max(0, self._asked - running),
+            batch_rows=self._told.get("batch_rows"),
+            kv_cache_percent=self._told.get("kv_cache_percent"),
+            output_tokens=self._output_tokens,
+            busy_ns=self.meter.busy_so_far_ns,
+        )
+
+    def news(self, frame: Frame) -> None:
+        """Takes a message of the process about itself: ``figures``, and whatever a kind of engine adds."""
+        self._told = {**self._told, **frame.get("figures", {})}
+
+    # its process
+
+    def _new_process(self) -> EngineProcess:
+        return EngineProcess(self.process_module, self.news)
+
+    async def _load(self) -> None:
+        configuration = {"path": str(self.path), "context_tokens": self.context_tokens, **self.configuration()}
+        self.facts = await self._process.start(configuration, timeout_s=_START_TIMEOUT_S)
+        self.context_tokens = self.facts.get("context_tokens", self.context_tokens)
+        self.capacity_rows = self.facts.get("capacity_rows", self.capacity_rows)
+
+    async def _ensure_process(self) -> None:
+        """Starts the process again if it died; calls that come meanwhile wait for the same start."""
+        async with self._restart:
+            if self._process.alive:
+                return
+            if self._closed or self.path is None:
+                state = "closed" if self._closed else "not started"
+                raise EngineFailed(f"the engine of model {self.model.name} is {state}", ledger=CallState.VOID)
+            await self._process.close()
+            self._process = self._new_process()
+            try:
+                await self._load()
+            except ProcessLost as error:
+                raise EngineFailed(f"model {self.model.name}: {error}", ledger=CallState.VOID) from error
+
+    def _error(self, error: Frame, run: _Run) -> CallError:
+        kind = _ERRORS.get(error["kind"], EngineFailed)
+        return kind(
+            f"model {self.model.name}: {error['message']}",
+            device_ns=run.device_ns,
+            latency_ms=run.latency_ms,
+        )
+
+    def _completion(self, last: Frame, run: _Run) -> Completion:
+        usage = Usage(input=last["input_tokens"], output=last.get("output_tokens", 0))
+        self._output_tokens += usage.output
+        return Completion(
+            **self.answer(last),
+            usage=usage,
+            latency_ms=run.latency_ms,
+            ttft_ms=run.ms_until(last.get("first_token_ns")),
+            model=self.model.upstream,
+            device_ns=run.device_ns,
+        )
+
+
+class _Run:
+    """The times of one call. The device is charged from when the process took the row into its batch."""
+
+    def __init__(self, meter: DeviceMeter) -> None:
+        self._meter = meter
+        self._token: int | None = None
+        self._began_ns = self._ended_ns = time.monotonic_ns()
+        self.device_ns: int | None = None
+
+    @contextmanager
+    def metered(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._ended_ns = time.monotonic_ns()
+            if self._token is not None:
+                self.device_ns = self._meter.stop(self._token)
+
+    def note(self, _message: Frame) -> None:
+        """Any message before the last says that the row is in the batch now."""
+        if self._token is None:
+            self._token = self._meter.start()
+
+    @property
+    def latency_ms(self) -> int:
+        return (self._ended_ns - self._began_ns) // 1_000_000
+
+    def ms_until(self, moment_ns: int | None) -> int | None:
+        """Milliseconds from the start to a moment of the same host's monotonic clock."""
+        return None if moment_ns is None else max(0, moment_ns - self._began_ns) // 1_000_000

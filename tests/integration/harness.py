@@ -20,11 +20,11 @@ from batchmill_core.broker import make_celery, publish
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
 from batchmill_core.settings import load_settings
-from batchmill_db import chunks, jobs, migrate, verify
+from batchmill_db import chunks, jobs, migrate, telemetry, verify
 from batchmill_db.chunks import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import call, chunk, result
-from batchmill_db.session import Connection, Database
+from batchmill_db.session import Connection, Database, DatabaseError
 from batchmill_db.verify_bill import BillLine
 from batchmill_ops.simulator import SimulatorConfig
 from batchmill_ops.simulator.process import SimulatorHandle, simulated
@@ -139,6 +139,20 @@ class Mill:
         self._read_end, self._write_end = os.pipe()
 
     # workers
+
+    def freeze(self, worker: Worker) -> None:
+        """Stops a worker between two of its transactions: one frozen inside would hold SQLite's only write lock."""
+
+        def stopped_outside() -> bool:
+            worker.freeze()
+            try:
+                self.database.run(lambda conn: telemetry.bury(conn, ["a worker that never was"]), patience_s=0.5)
+            except DatabaseError:
+                worker.thaw()
+                return False
+            return True
+
+        until("the worker is frozen outside of a transaction", stopped_outside)
 
     def start_worker(
         self,

@@ -17,7 +17,7 @@ SLOW = SimulatorConfig(latency_s=1.5)  # long enough to freeze a worker while it
 
 def _freeze_with_calls_in_flight(mill: Mill) -> None:
     until("every call has reached the provider", lambda: mill.sent() == ROWS)
-    mill.workers[0].freeze()
+    mill.freeze(mill.workers[0])
 
 
 def test_a_worker_frozen_past_its_lease_overwrites_nothing_when_it_wakes(make_mill: MakeMill) -> None:

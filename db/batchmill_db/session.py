@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Integer, create_engine, event, exc, make_url
@@ -25,7 +26,9 @@ _BUSY_TIMEOUT_MS = 10_000
 # Serialization failure, deadlock, lock not available, shutdown, crash, starting up, too many connections, disk full,
 # out of memory: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _TRANSIENT_SQLSTATES = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "53300", "53100", "53200"})
-_TRANSIENT_WORDS = ("locked", "busy", "disk is full", "disk I/O error")
+_FILE_GONE = "the database file was deleted or moved away"
+_TRANSIENT_WORDS = ("locked", "busy", "disk is full", "disk I/O error", _FILE_GONE)
+_NO_TABLE = "42P01"  # undefined_table, PostgreSQL's word for SQLite's "no such table"
 
 
 class DatabaseError(BatchmillError):
@@ -118,6 +121,11 @@ class Database:
     def _translated(self, fault: exc.DBAPIError) -> DatabaseError:
         if is_transient(fault):
             return DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}")
+        if _has_no_tables(fault):
+            return DatabaseUnavailable(
+                f"the database at {self.address} has lost its tables ({_first_line(fault)}): it was deleted or replaced; "
+                "put it back, or start anew with `batchmill db upgrade`"
+            )
         if "unable to open database file" in str(fault.orig):
             return DatabaseError(
                 f"the database at {self.address} cannot be opened: {_first_line(fault)}; does its folder exist?"
@@ -144,6 +152,10 @@ def is_transient(fault: exc.DBAPIError) -> bool:
     return state in _TRANSIENT_SQLSTATES or (isinstance(fault, exc.OperationalError) and state is None)
 
 
+def _has_no_tables(fault: exc.DBAPIError) -> bool:
+    return "no such table" in str(fault.orig) or getattr(fault.orig, "sqlstate", None) == _NO_TABLE
+
+
 def _first_line(fault: exc.DBAPIError) -> str:
     return str(fault.orig).strip().splitlines()[0] if str(fault.orig).strip() else type(fault.orig).__name__
 
@@ -166,6 +178,27 @@ def _sqlite(url: str, pool_size: int) -> Engine:
         cursor.execute("PRAGMA cache_size=-16000")
         cursor.close()
 
+    path = engine.url.database
+
+    seen: set[tuple[int, int]] = set()
+
+    @event.listens_for(engine, "do_connect")
+    def _not_anew(_dialect: Any, _record: Any, _arguments: Any, _named: Any) -> None:
+        if seen and _file_id(path) is None:  # SQLite would make an empty one in its place
+            raise sqlite3.OperationalError(_FILE_GONE)
+
+    @event.listens_for(engine, "connect")
+    def _note_file(_connection: Any, record: Any) -> None:
+        record.info["file"] = found = _file_id(path)
+        if found is not None:
+            seen.add(found)
+
+    @event.listens_for(engine, "checkout")
+    def _same_file(_connection: Any, record: Any, _proxy: Any) -> None:
+        # A connection outlives its deleted file, and what it commits there is lost to everybody.
+        if record.info["file"] != _file_id(path):
+            raise exc.DisconnectionError(_FILE_GONE)
+
     @event.listens_for(engine, "begin")
     def _begin(conn: Connection) -> None:
         # A read transaction that turns into a writing one fails at once when another writes, whatever the timeout.
@@ -173,6 +206,17 @@ def _sqlite(url: str, pool_size: int) -> Engine:
         conn.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _file_id(path: str | None) -> tuple[int, int] | None:
+    """Which file is there now; None for a database in memory, and where there is none."""
+    if not path or path == ":memory:":
+        return None
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _postgresql(url: str, pool_size: int) -> Engine:

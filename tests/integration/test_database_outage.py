@@ -63,6 +63,22 @@ def _locked_sqlite(folder: Path) -> Iterator[tuple[str, Outage]]:
 
 
 @contextmanager
+def _moved_sqlite(folder: Path) -> Iterator[tuple[str, Outage]]:
+    """Somebody tidied up, and put it back."""
+    aside = folder / "aside"
+    aside.mkdir()
+
+    def outage() -> None:
+        for file in folder.glob("batchmill.db*"):
+            file.rename(aside / file.name)
+        time.sleep(OUTAGE_S)
+        for file in aside.iterdir():
+            file.rename(folder / file.name)
+
+    yield f"sqlite:///{folder / 'batchmill.db'}", outage
+
+
+@contextmanager
 def _own_postgres() -> Iterator[Postgres]:
     folder = Path(tempfile.mkdtemp(prefix="batchmill-postgres-"))
     server = Postgres(folder, durable=True)
@@ -74,7 +90,7 @@ def _own_postgres() -> Iterator[Postgres]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("stand", [_frozen_postgres, _crashed_postgres, _locked_sqlite])
+@pytest.mark.parametrize("stand", [_frozen_postgres, _crashed_postgres, _locked_sqlite, _moved_sqlite])
 def test_a_database_that_stands_still_costs_time_and_no_row(
     stand: Callable[..., object], tmp_path: Path, valkey_url: str
 ) -> None:

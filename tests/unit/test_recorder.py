@@ -324,7 +324,7 @@ def test_an_outage_of_the_database_is_waited_out(desk: Desk, monkeypatch: pytest
 
 def test_an_errand_that_is_refused_tells_who_awaits_it_and_spares_the_others(desk: Desk) -> None:
     def wrong(conn: Connection) -> None:
-        conn.exec_driver_sql("SELECT * FROM nowhere")
+        conn.exec_driver_sql("SELECT nothing FROM job")
 
     async def act(recorder: Recorder, attempt: Attempt) -> None:
         fault, one = await asyncio.gather(

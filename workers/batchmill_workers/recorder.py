@@ -32,6 +32,7 @@ GROUP_ROWS = 128
 GAP_S = 0.05
 CAPACITY_ROWS = 4096
 _OUTAGE_PATIENCE_S = 5.0
+_OUTAGE_PAUSE_S = 0.2  # where the answer "not now" comes at once
 _UNSTORABLE = "unstorable"
 _SEQ_STEP = 10_000  # saves are numbered with room between, for the pieces of one that was refused as a whole
 
@@ -249,6 +250,7 @@ class Recorder:
                 return self._database.run(work, patience_s=_OUTAGE_PATIENCE_S)
             except DatabaseUnavailable as fault:
                 log.warning("database_away buffered=%d error=%s", self._buffered, fault)
+                time.sleep(_OUTAGE_PAUSE_S)
 
     def _alone(self, errand: _Errand) -> Any:
         try:

@@ -1,0 +1,171 @@
+"""The dynamic batcher: one thread reads and tokenises rows and puts them in, another takes batches and computes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from batchmill_workers.gpu.batching import Batch, Item, Limits
+from batchmill_workers.gpu.batching_sizes import Sizes
+from batchmill_workers.gpu.batching_waiting import WaitingRows
+
+_NS_PER_S = 1_000_000_000
+
+
+class Batcher:
+    """Safe to call from any threads, but only one may take: the one that computes.
+
+    The reader::
+
+        with batcher.reading(len(frames)):      # no batch goes early while requests are still being tokenised
+            for frame in frames:
+                batcher.put(Item(...))
+
+    The computing thread::
+
+        while not batcher.closed:
+            batch = batcher.take()              # None: closed, or the timeout passed
+            try:
+                ... run it ...
+            except BaseException as error:
+                if not is_out_of_memory(error): ...
+                # after freeing what the failed batch held: gc.collect(), torch.cuda.empty_cache()
+                too_long = batcher.out_of_memory(batch, answered)   # its halves come by take()
+            else:
+                batcher.ran(batch, seconds)
+    """
+
+    def __init__(self, limits: Limits, sizes: Sizes | None = None) -> None:
+        self._sizes = sizes if sizes is not None else Sizes()
+        self._waiting = WaitingRows(limits, self._sizes)
+        self._changed = threading.Condition()
+        self._closed = False
+        self._running: Batch | None = None
+        self._abandoned: set[int] = set()
+        self._gone_ns = 0  # when the running batch was taken
+        self._last_batch_ns: int | None = None
+        self._bubble_ns = 0
+        self._batch_rows: float | None = None
+
+    # the reader's side
+
+    def put(self, item: Item) -> None:
+        """A row arrives. Raises ValueError for a number that waits already."""
+        with self._changed:
+            self._waiting.put(item)
+            self._changed.notify()
+
+    @contextmanager
+    def reading(self, requests: int) -> Iterator[None]:
+        """Says that so many requests have come and are put when the block is left, or refused."""
+        with self._changed:
+            self._waiting.coming += requests
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._waiting.coming -= requests
+                self._changed.notify()
+
+    def cancel(self, number: int) -> bool:
+        """Nobody waits for this row's answer any more. True if it was still waiting; else see `abandoned`."""
+        with self._changed:
+            waited = self._waiting.remove(number)
+            if not waited and self._running is not None and any(i.number == number for i in self._running.items):
+                self._abandoned.add(number)
+            return waited
+
+    def close(self) -> None:
+        """`take` returns None from now on. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    # the computing thread's side
+
+    def take(self, timeout_s: float | None = None) -> Batch | None:
+        """Waits until a batch is due, see `WaitingRows`. None: closed, or nothing was due within the timeout."""
+        free_ns = time.monotonic_ns()
+        until_ns = None if timeout_s is None else free_ns + int(timeout_s * _NS_PER_S)
+        with self._changed:
+            self._running = None
+            self._abandoned.clear()
+            while not self._closed:
+                now_ns = time.monotonic_ns()
+                due = self._waiting.next(now_ns, free_ns, self._last_batch_ns)
+                if isinstance(due, Batch):
+                    return self._go(due, now_ns, free_ns)
+                if until_ns is not None and now_ns >= until_ns:
+                    return None
+                wake_ns = min((t for t in (due.until_ns, until_ns) if t is not None), default=None)
+                self._changed.wait(None if wake_ns is None else max(0, wake_ns - now_ns) / _NS_PER_S)
+            return None
+
+    def ran(self, batch: Batch, seconds: float) -> None:
+        """The batch ran to its end in so many seconds of device time."""
+        with self._changed:
+            self._sizes.ran(batch, seconds)
+            self._ended()
+
+    def out_of_memory(self, batch: Batch, answered: Collection[int] = ()) -> Item | None:
+        """The batch did not fit. Its halves come next by `take`, without the rows that were ``answered`` before.
+
+        Returns the row that does not fit alone, which is the caller's to end as ``too_long``.
+        """
+        with self._changed:
+            halves = self._sizes.out_of_memory(batch)
+            gone = self._abandoned.union(answered)
+            left = [half for whole in halves.again if (half := whole.without(gone)) is not None]
+            self._waiting.again(left)
+            self._ended()
+            return halves.too_long
+
+    def abandoned(self) -> frozenset[int]:
+        """Rows of the running batch that nobody waits for any more."""
+        with self._changed:
+            return frozenset(self._abandoned)
+
+    # figures, for any thread
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for the device."""
+        with self._changed:
+            return len(self._waiting)
+
+    @property
+    def bubble_ns(self) -> int:
+        """Time in which the device was free while rows waited. Only ever grows."""
+        return self._bubble_ns
+
+    @property
+    def batch_rows(self) -> float | None:
+        """The mean size of the batches taken lately."""
+        return self._batch_rows
+
+    def use(self, rows: Mapping[int, int]) -> None:
+        """Batch sizes that worked before, see `Tunable.use_batch_sizes`."""
+        with self._changed:
+            self._sizes.use(rows)
+
+    def learned(self) -> dict[int, int]:
+        """Batch sizes that work, see `Tunable.batch_sizes`."""
+        with self._changed:
+            return self._sizes.learned()
+
+    def _go(self, batch: Batch, now_ns: int, free_ns: int) -> Batch:
+        self._running = batch
+        self._gone_ns = now_ns
+        self._bubble_ns += max(0, now_ns - max(free_ns, min(item.arrived_ns for item in batch.items)))
+        before = self._batch_rows
+        self._batch_rows = float(batch.rows) if before is None else 0.8 * before + 0.2 * batch.rows
+        return batch
+
+    def _ended(self) -> None:
+        self._last_batch_ns = time.monotonic_ns() - self._gone_ns

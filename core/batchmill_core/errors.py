@@ -46,7 +46,7 @@ class JobStopped(BatchmillError):
 
 
 class Scope(StrEnum):
-    """Whose fault a failed call is: one row's, the whole job's, or the provider account's."""
+    """Whose fault a failed call is: one row's, the whole job's, or the provider account's (here: the device's)."""
 
     ROW = "row"
     JOB = "job"
@@ -196,6 +196,13 @@ class EngineLost(EngineFailed):
     """The engine's process died with this call in it: the call may be what killed it, so its chunk counts a crash."""
 
     kind = "engine_lost"
+
+
+class EngineDown(CallError):
+    """The engine cannot be started again, or dies each time: its worker stops, the row keeps its turn for another."""
+
+    kind = "engine_down"
+    scope = Scope.ACCOUNT
 
 
 class AuthFailed(CallError):

@@ -52,6 +52,8 @@ class Settings:
     drain_s: float = 30.0  # how long a worker that was told to stop may finish calls in flight
     slots: int = 8  # chunks that one API worker process works on at a time
     gpu_slots: int = 2  # the same for one device: one fills the batch while the other drains
+    worker_max_chunks: int | None = None  # a worker process makes room for a fresh one after so many; None: never
+    worker_max_memory_mb: int | None = None  # or when it and its engine hold more MiB than this
     log_level: str = "info"
     flower_password: str | None = None  # None: a generated one, kept under .batchmill/
     metrics_token: str | None = None  # what Prometheus may show instead of the password, for metrics alone

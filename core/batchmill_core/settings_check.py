@@ -52,6 +52,8 @@ class ScalarTable(Table):
     drain_s: Seconds | None = None
     slots: Count | None = None
     gpu_slots: Count | None = None
+    worker_max_chunks: Count | None = None
+    worker_max_memory_mb: Count | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     flower_password: Secret | None = None
     metrics_token: Secret | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from batchmill_core import tokens
 from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
 from batchmill_core.engine import Engine, engine_class
-from batchmill_core.errors import ConfigurationError, Unreachable
+from batchmill_core.errors import ConfigurationError, EngineDown, EngineLost, Unreachable
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 from batchmill_core.settings import Settings, api_key
@@ -20,6 +20,7 @@ from batchmill_core.settings import Settings, api_key
 from .answer import QuotaWait, Unit
 from .api import quota as api_quota
 from .api.engine import ApiEngine
+from .deaths import Deaths
 from .window import Window
 
 EMBED_ROWS = 64
@@ -122,7 +123,7 @@ class ApiLane:
 
 
 class LocalLane:
-    """One model on one device of this host."""
+    """One model on one device of this host. ``on_down`` is told why its engine serves nobody any more."""
 
     embed_rows = EMBED_ROWS
     book_tokens = math.inf
@@ -132,6 +133,8 @@ class LocalLane:
             raise ConfigurationError(f"model {entry.name!r} has no engine; it is served by account {entry.account!r}")
         build: type = engine_class(entry.engine)
         self.engine: Engine = build(model=entry, device=device)
+        self.on_down: Callable[..., None] = lambda reason, *, for_good: None
+        self._deaths = Deaths()
         self.window = Window.for_capacity(self.engine.capacity_rows)
         self.book_rows = self.window.batch
 
@@ -157,10 +160,28 @@ class LocalLane:
 
     async def send(self, request: Request, step: Step, unit: Unit) -> Completion:
         unit.sending = True
-        async with asyncio.timeout(step.timeout_s):
-            completion = await self.engine.complete(request)
+        life = self._deaths.life
+        try:
+            async with asyncio.timeout(step.timeout_s):
+                completion = await self.engine.complete(request)
+        except EngineLost as fault:
+            if self._deaths.died(life):
+                raise self._dead(fault) from fault
+            raise
+        except EngineDown as fault:
+            self.on_down(fault.message, for_good=False)
+            raise
+        self._deaths.answered()
         unit.sending = False
         return completion
+
+    def _dead(self, fault: EngineLost) -> EngineDown:
+        reason = (
+            f"the engine died {self._deaths.in_a_row} times without one answer, last: {fault.message}; look at the "
+            "device and the system's log (dmesg), then start the worker again"
+        )
+        self.on_down(reason, for_good=True)
+        return EngineDown(reason, ledger=fault.call_state, device_ns=fault.device_ns, latency_ms=fault.latency_ms)
 
     def describe(self) -> str | None:
         return None

@@ -20,7 +20,7 @@ from batchmill_db import chunks, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
 from .gpu.listing import slots
-from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, UNFIT_EXIT_CODE
+from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,10 @@ class Supervisor:
         if code == UNFIT_EXIT_CODE:
             child.unfit = self._reason(process.pid)
             log.error("worker_unfit name=%s reason=%s", child.plan.name, child.unfit)
+            return
+        if code == RENEW_EXIT_CODE:  # drained, so nothing of it is left to free
+            child.backoff_s = child.start_at = 0.0
+            log.info("worker_renewed name=%s", child.plan.name)
             return
         ran_s = time.monotonic() - child.started
         child.backoff_s = 0.0 if ran_s > _STEADY_S else min(max(child.backoff_s * 2, _FIRST_BACKOFF_S), _MOST_BACKOFF_S)

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -23,18 +23,20 @@ from batchmill_core.job import Step
 from batchmill_core.settings import Settings
 from batchmill_db import chunks, migrate, telemetry
 from batchmill_db.chunks import Child, Doorbell
-from batchmill_db.session import Database
+from batchmill_db.session import Connection, Database
 from batchmill_db.telemetry import WorkerRecord
 
 from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
+from .chunk_slots import ChunkSlots
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .heartbeat import Heartbeat
 from .isolation import Isolation
-from .lanes import ApiLane, Lane, lanes_for
-from .parentage import DEVICE_VARIABLE
+from .lanes import ApiLane, Lane, LocalLane, lanes_for
+from .parentage import DEVICE_VARIABLE, DOWN_EXIT_CODE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
 from .probe import PROBE_AFTER_MS, Prober
 from .recorder import Recorder
+from .wear import Wear, memory_mib
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +46,21 @@ _MISFIT_WAIT_MS = 30_000
 
 
 class WorkerProcess:
-    """Everything that a worker process has beside Celery. The Host of its chunk runs."""
+    """Everything that a worker process has beside Celery. The Host of its chunk runs.
 
-    def __init__(self, settings: Settings, app: Celery, *, name: str, queues: Sequence[str], slots: int) -> None:
+    ``leave`` makes Celery drain and exit with a code of ``parentage``, when the process is to end by its own doing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        app: Celery,
+        *,
+        name: str,
+        queues: Sequence[str],
+        slots: int,
+        leave: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.settings = settings
         self.worker_id = uuid.uuid4().hex
         self.worker_name = name
@@ -60,8 +74,12 @@ class WorkerProcess:
         self._bell = make_bell(settings, broker_url=app.conf.broker_url)
         self._device = os.environ.get(DEVICE_VARIABLE, "cpu")
         self._lanes: dict[str, Lane] = {}
-        self._busy = 0
-        self._busy_lock = threading.Lock()
+        self._slots = ChunkSlots(slots)
+        self._leave = leave
+        self._cut_off = False
+        self._noted: asyncio.Future[None] | None = None  # held until it is done
+        self._attempts = 0
+        self._wear = Wear(max_chunks=settings.worker_max_chunks, max_memory_mib=settings.worker_max_memory_mb)
         self.database = Database(settings.database_address, pool_size=6)
         self.loop = uvloop.new_event_loop()
         self.recorder = Recorder(self.database, self.loop)
@@ -101,6 +119,9 @@ class WorkerProcess:
             for name, lane in lanes.items():
                 self.call(lane.start())
                 self._lanes[name] = lane
+                if isinstance(lane, LocalLane):
+                    lane.on_down = self._engine_down
+            self._wear.check_fresh(memory_mib())
         except BatchmillError as fault:
             self._say_unfit(str(fault))
             raise
@@ -114,6 +135,7 @@ class WorkerProcess:
             self.database, [lane.account for lane in lanes.values() if isinstance(lane, ApiLane)], self.settings
         )
         self.prober.start()
+        self.heartbeat.touched = self._look_at_wear  # a long chunk may grow too
         self.dispatcher.start()
         log.info(
             "worker_ready name=%s queues=%s slots=%d load_ms=%d", self.worker_name, self.queues, self.slots, load_ms
@@ -135,7 +157,10 @@ class WorkerProcess:
 
     def _say_unfit(self, reason: str) -> None:
         self._state = "unfit"
-        self.database.run(lambda conn: telemetry.beat(conn, self.worker_id, state="unfit", reason=reason))
+        self.database.run(lambda conn: self._note_unfit(conn, reason))
+
+    def _note_unfit(self, conn: Connection, reason: str) -> None:
+        telemetry.beat(conn, self.worker_id, state="unfit", reason=reason)
 
     def _turn_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -151,15 +176,19 @@ class WorkerProcess:
         """Runs one chunk if it is to be had; the words are for Flower. Called on a Celery thread."""
         if self.draining:
             return "draining: left for others"
-        with self._busy_lock:
-            self._busy += 1
+        self._slots.take()
+        return self._run_in_slot(chunk_id)
+
+    def _run_in_slot(self, chunk_id: int) -> str:
+        """Runs a chunk in a slot that the caller took, and gives the slot back."""
         try:
             summary: Summary = self.call(self._run(chunk_id))
         finally:
-            with self._busy_lock:
-                self._busy -= 1
-        if summary.queue is not None and not self.draining:
-            self._ring_next(summary.queue)
+            self._slots.give()
+        if summary.queue is not None:
+            self._look_at_wear()
+            if not self.draining:
+                self._ring_next(summary.queue)
         return summary.text
 
     async def _run(self, chunk_id: int) -> Summary:
@@ -179,7 +208,9 @@ class WorkerProcess:
             run = ChunkRun(self, loaded)
         except BatchmillError as fault:
             return await self._misfit(loaded, fault)
-        return await run.run()
+        summary = await run.run()
+        self._attempts += 1
+        return summary
 
     async def _misfit(self, loaded: Loaded, fault: BatchmillError) -> Summary:
         """A chunk that this worker is not configured for goes back, for one that is."""
@@ -191,9 +222,9 @@ class WorkerProcess:
 
     def _take(self, chunk_id: int) -> bool:
         """Runs a chunk without a message, if a slot is free; for when the broker is away or lost one."""
-        if self.draining or self._state != "ready" or self._busy >= self.slots:
+        if self.draining or self._state != "ready" or not self._slots.try_take():
             return False
-        threading.Thread(target=self.run_chunk, args=(chunk_id,), name=f"chunk-{chunk_id}", daemon=True).start()
+        threading.Thread(target=self._run_in_slot, args=(chunk_id,), name=f"chunk-{chunk_id}", daemon=True).start()
         return True
 
     def lane(self, step: Step) -> Lane:
@@ -234,16 +265,40 @@ class WorkerProcess:
 
     def drain(self) -> None:
         """Sends nothing more; what is in flight may finish within the grace. Safe in a signal handler, idempotent."""
+        self._wind_down("draining", "drain")
+        if not self._cut_off:
+            self._cut_off = True
+            self.loop.call_soon_threadsafe(self.loop.call_later, self.settings.drain_s, self._grace_over)
+
+    def _wind_down(self, state: str, reason: str) -> None:
+        if not self.draining:
+            self.draining = True
+            self._state = state
+            self.loop.call_soon_threadsafe(self._stop_runs, reason)
+
+    def _stop_runs(self, reason: str) -> None:
+        for run in list(self.runs.values()):
+            run.stop(reason)
+
+    def _look_at_wear(self) -> None:
+        """Leaves for a fresh process when this one has done enough. Nothing hurries: what is in flight is waited for."""
         if self.draining:
             return
-        self.draining = True
-        self._state = "draining"
-        self.loop.call_soon_threadsafe(self._drain)
+        memory = None if self._wear.max_memory_mib is None else memory_mib()
+        if (reason := self._wear.reason(chunks=self._attempts, memory_mib=memory)) is not None:
+            log.info("worker_renews name=%s reason=%s", self.worker_name, reason)
+            self._wind_down("draining", "renewal")
+            self._leave(RENEW_EXIT_CODE)
 
-    def _drain(self) -> None:
-        for run in list(self.runs.values()):
-            run.stop("drain")
-        self.loop.call_later(self.settings.drain_s, self._grace_over)
+    def _engine_down(self, reason: str, *, for_good: bool) -> None:
+        """Leaves because its engine serves nobody: for a start from scratch, or for good. Called on the event loop."""
+        if self.draining:
+            return
+        log.error("engine_down name=%s for_good=%s reason=%s", self.worker_name, for_good, reason)
+        self._wind_down("unfit" if for_good else "draining", "engine down")
+        if for_good:
+            self._noted = asyncio.ensure_future(self.recorder.run(lambda conn: self._note_unfit(conn, reason)))
+        self._leave(UNFIT_EXIT_CODE if for_good else DOWN_EXIT_CODE)
 
     def _grace_over(self) -> None:
         for run in list(self.runs.values()):
@@ -251,10 +306,9 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Ends all threads after the last chunk was released. Idempotent."""
+        renewing = self.draining and not self._cut_off
         self.draining = True
-        deadline = time.monotonic() + self.settings.drain_s + 5
-        while self._busy and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._slots.wait_idle(None if renewing else self.settings.drain_s + 5)
         self.dispatcher.stop()
         if self.prober is not None:
             self.prober.stop()

@@ -13,7 +13,10 @@ import threading
 
 log = logging.getLogger(__name__)
 
-UNFIT_EXIT_CODE = 78  # EX_CONFIG of sysexits.h: starting again will not help
+# Of sysexits.h. A worker that ends with another code has died: it is started again, after a pause that grows.
+DOWN_EXIT_CODE = 69  # EX_UNAVAILABLE: its engine or the database cannot be had now
+RENEW_EXIT_CODE = 75  # EX_TEMPFAIL: it has done enough; a fresh one is to start at once
+UNFIT_EXIT_CODE = 78  # EX_CONFIG: starting again will not help
 PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
 DEVICE_VARIABLE = "BATCHMILL_DEVICE"
 
@@ -33,8 +36,8 @@ def watch_parent() -> None:
     threading.Thread(target=wait, name="parent-watch", daemon=True).start()
 
 
-def exit_unfit(fault: Exception) -> None:
-    """Ends the process with one sentence: starting it again would fail the same way."""
+def exit_with(code: int, fault: BaseException) -> None:
+    """Ends the process at once, with one sentence on stderr and a code that tells whoever started it what to do."""
     sys.stderr.write(f"batchmill worker: {fault}\n")
     sys.stderr.flush()
-    os._exit(UNFIT_EXIT_CODE)
+    os._exit(code)

@@ -8,17 +8,20 @@ from typing import Any
 
 from celery import signals
 from celery.exceptions import SecurityWarning
+from celery.worker import state
 
 from batchmill_core.broker import RUN_CHUNK, make_celery
 from batchmill_core.errors import BatchmillError
 from batchmill_core.settings import load_settings
+from batchmill_db.session import DatabaseUnavailable
 
 from .lifecycle import WorkerProcess
-from .parentage import exit_unfit, watch_parent
+from .parentage import DOWN_EXIT_CODE, UNFIT_EXIT_CODE, exit_with, watch_parent
 
 # Celery warns root of pickle; messages here are JSON and hold one number.
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
+log = logging.getLogger(__name__)
 settings = load_settings()
 app = make_celery(settings)
 _process: list[WorkerProcess] = []
@@ -40,14 +43,30 @@ def _set_up_logging(**_: Any) -> None:
 @signals.celeryd_after_setup.connect
 def _start(sender: str, instance: Any, **_: Any) -> None:
     process = WorkerProcess(
-        settings, app, name=sender, queues=sorted(instance.app.amqp.queues.consume_from), slots=instance.concurrency
+        settings,
+        app,
+        name=sender,
+        queues=sorted(instance.app.amqp.queues.consume_from),
+        slots=instance.concurrency,
+        leave=_leave,
     )
     try:
         process.start()
+    except DatabaseUnavailable as fault:
+        exit_with(DOWN_EXIT_CODE, fault)
     except BatchmillError as fault:
-        exit_unfit(fault)
+        exit_with(UNFIT_EXIT_CODE, fault)
+    except BaseException as fault:
+        # Celery would log it and take messages all the same, with nobody to run them.
+        log.exception("worker_not_started")
+        exit_with(DOWN_EXIT_CODE, fault)
     _process.append(process)
     watch_parent()
+
+
+def _leave(code: int) -> None:
+    """Makes Celery shut down as after SIGTERM: it takes no more messages, waits for its tasks, and exits with ``code``."""
+    state.should_stop = code  # type: ignore[assignment]  # celery-types has the type of its first value
 
 
 @signals.worker_shutting_down.connect

@@ -15,6 +15,7 @@ from batchmill_core.errors import (
     CallError,
     CallState,
     ConfigurationError,
+    EngineDown,
     EngineFailed,
     EngineLost,
     InvalidRequest,
@@ -156,7 +157,7 @@ class HostedEngine:
             try:
                 await self._load()
             except ProcessLost as error:
-                raise EngineFailed(f"model {self.model.name}: {error}", ledger=CallState.VOID) from error
+                raise EngineDown(f"model {self.model.name} cannot be loaded again: {error}") from error
 
     def _error(self, error: Frame, run: _Run) -> CallError:
         kind = _ERRORS.get(error["kind"], EngineFailed)

@@ -213,3 +213,8 @@ def lanes_for(settings: Settings, queues: tuple[str, ...], device: str) -> Mappi
         else:
             raise ConfigurationError(f"queue {name!r} is neither api.ACCOUNT nor gpu.MODEL")
     return lanes
+
+
+def local_engines(lanes: Mapping[str, Lane]) -> Mapping[str, Engine]:
+    """The engines of these lanes that run on a device of this host, by model."""
+    return {name.partition(".")[2]: lane.engine for name, lane in lanes.items() if isinstance(lane, LocalLane)}

@@ -30,9 +30,10 @@ from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
 from .chunk_slots import ChunkSlots
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
+from .gpu.batching_remembered import RememberedSizes
 from .heartbeat import Heartbeat
 from .isolation import Isolation
-from .lanes import ApiLane, Lane, LocalLane, lanes_for
+from .lanes import ApiLane, Lane, LocalLane, lanes_for, local_engines
 from .parentage import DEVICE_VARIABLE, DOWN_EXIT_CODE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
 from .probe import PROBE_AFTER_MS, Prober
 from .recorder import Recorder
@@ -103,6 +104,7 @@ class WorkerProcess:
             cadence=self.cadence,
         )
         self.prober: Prober | None = None
+        self._sizes: RememberedSizes | None = None
 
     # start
 
@@ -116,6 +118,8 @@ class WorkerProcess:
         began = time.monotonic()
         try:
             lanes = lanes_for(self.settings, self.queues, self._device)
+            self._sizes = RememberedSizes(self.database, local_engines(lanes), self._device)
+            self._sizes.load()
             for name, lane in lanes.items():
                 self.call(lane.start())
                 self._lanes[name] = lane
@@ -135,6 +139,7 @@ class WorkerProcess:
             self.database, [lane.account for lane in lanes.values() if isinstance(lane, ApiLane)], self.settings
         )
         self.prober.start()
+        self._sizes.start()
         self.heartbeat.touched = self._look_at_wear  # a long chunk may grow too
         self.dispatcher.start()
         log.info(
@@ -312,6 +317,8 @@ class WorkerProcess:
         self.dispatcher.stop()
         if self.prober is not None:
             self.prober.stop()
+        if self._sizes is not None:
+            self._sizes.stop()
         for lane in self._lanes.values():
             self.call(lane.close())
         self.recorder.stop()

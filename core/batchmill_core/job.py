@@ -15,7 +15,7 @@ CONTRACT_VERSION = 1
 
 
 class JobState(StrEnum):
-    """``failed`` means that loading failed; a job that a bad key, unknown model or budget stopped is ``paused``."""
+    """``failed``: its loader died before it was opened. What a bad key, model, budget or source stopped is ``paused``."""
 
     LOADING = "loading"
     OPEN = "open"
@@ -35,17 +35,17 @@ class ChunkState(StrEnum):
 
 JOB_TRANSITIONS: Mapping[JobState, Mapping[JobState, str]] = {
     JobState.LOADING: {
-        JobState.OPEN: "the producer, when every row is read, valid and saved",
-        JobState.FAILED: "the producer, when the data set is refused",
+        JobState.OPEN: "the producer, when every row is read, valid and saved; of an eager job when the first rows are",
+        JobState.FAILED: "the dispatcher, when its loader died and no key can go on with it",
         JobState.CANCELLED: "the user",
     },
     JobState.OPEN: {
-        JobState.PAUSED: "the user, or a worker with a reason (key, model, budget, source)",
-        JobState.DONE: "the dispatcher, when no chunk is ready or leased",
+        JobState.PAUSED: "the user, a worker with a reason (key, model, budget), or whoever finds its source failed",
+        JobState.DONE: "the dispatcher, when its data set is read and no chunk is ready or leased",
         JobState.CANCELLED: "the user",
     },
     JobState.PAUSED: {
-        JobState.OPEN: "the user by resume, or the dispatcher when the account is healed",
+        JobState.OPEN: "the user by resume, the dispatcher when the account is healed, or who goes on with its source",
         JobState.CANCELLED: "the user",
     },
     JobState.DONE: {JobState.OPEN: "the user by retry: the next round"},

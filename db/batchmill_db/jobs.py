@@ -354,12 +354,12 @@ def resume(conn: Connection, job_id: int, *, budget_nanousd: int | None = None) 
             .values(state=JobState.OPEN, reason=None, reason_kind=None, reason_account=None)
         )
     if budget_nanousd is not None:
-        _set_budget(conn, job_id, budget_nanousd)
+        set_budget(conn, job_id, budget_nanousd)
     make_publishable(conn, job_id)
     return now.state
 
 
-def _set_budget(conn: Connection, job_id: int, budget_nanousd: int) -> None:
+def set_budget(conn: Connection, job_id: int, budget_nanousd: int) -> None:
     """A job that had no budget was not charged call by call, so what it holds is added up from its ledger."""
     conn.execute(update(job).where(job.c.id == job_id).values(budget_nanousd=budget_nanousd))  # and locks the row
     conn.execute(update(job).where(job.c.id == job_id).values(held_nanousd=ledger.held(conn, job_id)))

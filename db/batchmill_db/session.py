@@ -98,27 +98,35 @@ class Database:
         except exc.DBAPIError as fault:
             raise self._translated(fault) from fault
 
-    def run(self, work: Callable[[Connection], T], *, patience_s: float = 30.0) -> T:
+    def run(self, work: Callable[[Connection], T], *, patience_s: float = 30.0, waits_for_space: bool = True) -> T:
         """Runs ``work`` in a transaction; repeats it with jitter for up to ``patience_s`` on transient faults.
 
-        Transient: SQLite busy, serialization failure, deadlock, a lost or refused connection. After a lost connection
-        the outcome of the commit is unknown, so ``work`` has to be idempotent. Raises DatabaseUnavailable when time is
-        up, DatabaseError for what no repeat can heal.
+        Transient: SQLite busy, serialization failure, deadlock, a lost or refused connection, a full disk. After a lost
+        connection the outcome of the commit is unknown, so ``work`` has to be idempotent. Without ``waits_for_space`` a
+        full disk is told at once, to somebody who can make room. Raises DatabaseUnavailable when time is up,
+        DatabaseError for what no repeat can heal.
         """
         deadline = time.monotonic() + patience_s
         delay = 0.02
+        level = logging.WARNING  # told once: the repeats say nothing new
         while True:
             try:
                 with self.transaction() as conn:
                     return work(conn)
             except exc.DBAPIError as fault:
-                if not is_transient(fault) or time.monotonic() + delay > deadline:
+                hopeless = not is_transient(fault) or (_is_full(fault) and not waits_for_space)
+                if hopeless or time.monotonic() + delay > deadline:
                     raise self._translated(fault) from fault
-                log.warning("database_retry delay_s=%.2f error=%s", delay, type(fault.orig).__name__)
+                log.log(level, "database_retry up_to_s=%.0f error=%s", patience_s, _first_line(fault))
+                level = logging.DEBUG
             time.sleep(delay * random.uniform(0.5, 1.0))
             delay = min(delay * 2, 2.0)
 
     def _translated(self, fault: exc.DBAPIError) -> DatabaseError:
+        if _is_full(fault):
+            return DatabaseUnavailable(
+                f"the disk of the database at {self.address} is full ({_first_line(fault)}); make room, then try again"
+            )
         if is_transient(fault):
             return DatabaseUnavailable(f"the database at {self.address} does not answer: {_first_line(fault)}")
         if _has_no_tables(fault):
@@ -130,6 +138,11 @@ class Database:
             return DatabaseError(
                 f"the database at {self.address} cannot be opened: {_first_line(fault)}; does its folder exist?"
             )
+        if "readonly database" in str(fault.orig):
+            return DatabaseError(
+                f"the database at {self.address} may only be read by you ({_first_line(fault)}); "
+                "it and its folder have to be writable"
+            )
         return DatabaseError(f"the database refused a statement: {_first_line(fault)}")
 
     def read(self, work: Callable[[Connection], T]) -> T:
@@ -139,6 +152,11 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+
+
+def _is_full(fault: exc.DBAPIError) -> bool:
+    """Whether the database has no room left: `SQLITE_FULL <https://www.sqlite.org/rescode.html#full>`_, SQLSTATE 53100."""
+    return "disk is full" in str(fault.orig) or getattr(fault.orig, "sqlstate", None) == "53100"
 
 
 def is_transient(fault: exc.DBAPIError) -> bool:

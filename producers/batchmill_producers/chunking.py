@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from batchmill_core.catalog import Account, ModelEntry
@@ -72,16 +72,20 @@ def size_chunks(
         yield group
 
 
-def pack_payload(first_row: int, group: list[PackedRow]) -> Payload:
-    """The frames of one group. The same rows give the same digest, whatever their compression."""
-    requests, inputs = [row.request for row in group], [row.input for row in group]
+def pack_payload(first_row: int, group: Sequence[PackedRow]) -> Payload:
+    """The frames of one group."""
     return Payload(
         first_row=first_row,
         n_rows=len(group),
-        requests=encode_frame(requests),
-        inputs=encode_frame(inputs),
-        digest=digest(requests, inputs),
+        requests=encode_frame([row.request for row in group]),
+        inputs=encode_frame([row.input for row in group]),
+        digest=digest_of(group),
     )
+
+
+def digest_of(group: Sequence[PackedRow]) -> str:
+    """The same rows give the same digest, whatever their compression."""
+    return digest([row.request for row in group], [row.input for row in group])
 
 
 def default_chunk_size(entry: ModelEntry, account: Account | None, *, capacity_rows: int = GPU_CHUNK_ROWS) -> int:

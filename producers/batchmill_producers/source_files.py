@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
 from batchmill_core.errors import SourceError
@@ -56,6 +57,24 @@ def job_name(dataset: str | Path) -> str:
         fixed = path.resolve() if path.is_dir() else fixed_part(path) if not path.exists() else path
         fixed = fixed if fixed.name else fixed.resolve()
     return fixed.name.split(".")[0] or "job"
+
+
+def print_of(dataset: object) -> str | None:
+    """A digest of the names, sizes and times of a data set's files; None where they cannot be told without reading.
+
+    Two that are equal mean files that nobody wrote to in between. Files that are not there have none.
+    """
+    if not isinstance(dataset, (str, Path)) or str(dataset) == "-" or (isinstance(dataset, str) and is_url(dataset)):
+        return None
+    state = blake2b(digest_size=16)
+    try:
+        for location in locate(Path(dataset))[1]:
+            path = Path(location.shown).resolve()
+            about = path.stat()
+            state.update(f"{path}\0{about.st_size}\0{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    except (OSError, SourceError):
+        return None
+    return state.hexdigest()
 
 
 def _check_one_format(locations: Sequence[Location]) -> None:

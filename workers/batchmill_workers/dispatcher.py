@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, jobs, telemetry
+from batchmill_db import chunks, jobs, loading, telemetry
 from batchmill_db.chunks import Doorbell
 from batchmill_db.session import Connection, Database, DatabaseError
 
@@ -158,6 +158,8 @@ class Dispatcher:
         if clock >= self._due.sums:
             self._due.sums = clock + SUM_EVERY_S
             self._database.run(jobs.sum_counters)
+            for job_id in self._database.run(loading.sweep):
+                log.warning("loader_died job=%d", job_id)
         if clock >= self._due.prune:
             self._due.prune = clock + 3600
             self._database.run(telemetry.prune_workers)

@@ -77,8 +77,10 @@ class Limits:
     """When a batch goes and what it may hold.
 
     ``max_rows`` and ``max_tokens`` (rows x padded length) bound every batch, whatever has been learned; one row alone
-    may be longer. ``in_flight`` is how many requests the worker has here at most. ``max_padding`` is the share of a
-    batch that may be padding before rows of another length class are left for the next.
+    may be longer. ``in_flight`` is how many requests the worker has here at most; 4 x ``max_rows`` and more let rows of
+    like length come together. ``max_padding`` is the share of a batch that may be padding before rows of another length
+    class are left for the next: 0.4 suits embeddings, where padding is computed; 0.6 suits generation, where a step
+    costs about the same for few rows (simulated: tests/benchmarks/bench_batching.py).
     """
 
     max_rows: int
@@ -86,7 +88,7 @@ class Limits:
     max_wait_ms: float = 50.0
     settle_ms: float = 5.0
     in_flight: int | None = None
-    max_padding: float = 0.25
+    max_padding: float = 0.4
 
 
 def length_class(length: int) -> int:

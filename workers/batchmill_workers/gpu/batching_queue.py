@@ -103,10 +103,10 @@ class Batcher:
                 self._changed.wait(None if wake_ns is None else max(0, wake_ns - now_ns) / _NS_PER_S)
             return None
 
-    def ran(self, batch: Batch, seconds: float) -> None:
-        """The batch ran to its end in so many seconds of device time."""
+    def ran(self, batch: Batch, seconds: float, computed: int | None = None) -> None:
+        """The batch ran to its end in so many seconds of device time; ``computed`` as in `Sizes.ran`."""
         with self._changed:
-            self._sizes.ran(batch, seconds)
+            self._sizes.ran(batch, seconds, computed)
             self._ended()
 
     def out_of_memory(self, batch: Batch, answered: Collection[int] = ()) -> Item | None:

@@ -55,8 +55,11 @@ class Sizes:
         known = self._classes.get(length_class)
         return self._first(length_class) if known is None else known.budget
 
-    def ran(self, batch: Batch, seconds: float) -> None:
-        """A batch ran. The next may be larger when full ones still gain by it."""
+    def ran(self, batch: Batch, seconds: float, computed: int | None = None) -> None:
+        """A batch ran. The next may be larger when full ones still gain by it.
+
+        ``computed`` are the row-tokens that were computed, where answers ended before their longest possible length.
+        """
         state = self._class(batch.length_class)
         state.proven = max(state.proven, batch.row_tokens)
         if batch.row_tokens + batch.padded <= state.budget or seconds <= 0:
@@ -64,7 +67,7 @@ class Sizes:
         if state.rest > 0:
             state.rest -= 1
             return
-        state.tokens += batch.row_tokens
+        state.tokens += batch.row_tokens if computed is None else computed
         state.seconds += seconds
         state.runs += 1
         if state.runs >= _RUNS:
@@ -79,8 +82,9 @@ class Sizes:
         failed = batch.row_tokens
         if batch.rows > 1:
             state.ceiling = failed if state.ceiling is None else min(state.ceiling, failed)
-            state.budget = max(1, min(state.budget, failed // 2))
-            state.proven = min(state.proven, state.budget)
+            if state.proven >= failed:  # it fitted once: there is less memory now, or it lies in pieces
+                state.proven = 0
+            state.budget = max(1, min(state.budget, max(failed // 2, state.proven)))
             self._pause(state)
             half = batch.rows // 2
             return Halves(again=(Batch(items=batch.items[:half]), Batch(items=batch.items[half:])))
@@ -108,8 +112,7 @@ class Sizes:
         return self._classes[length_class]
 
     def _first(self, length_class: int) -> int:
-        tried = [c for c, state in self._classes.items() if state.proven]
-        nearest = min(tried, key=lambda c: (abs(c - length_class), c), default=None)
+        nearest = min(self._classes, key=lambda c: (abs(c - length_class), c), default=None)
         return self._bounded(self._guess if nearest is None else self._classes[nearest].budget)
 
     def _bounded(self, row_tokens: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from batchmill_workers.gpu.batching import Batch, Budgets, Item, Limits, length_class, pick
 
 _NS_PER_MS = 1_000_000
-_SETTLE_SHARE = 0.02  # of the time that the last batch took: the device idles no longer for rows that may yet come
+_SETTLE_SHARE = 0.01  # of the time that the last batch took: the device idles no longer for rows that may yet come
 _Key = tuple[Hashable, int]
 
 
@@ -35,7 +35,7 @@ class WaitingRows:
 
     The last two keep a device from waiting for rows that nobody will send. A worker answers a finished batch with new
     rows within milliseconds, so a device that has just become free gives them ``settle_ms`` to arrive, but never more
-    than 2 % of the time that the last batch took. Without that a row left over from the batch before would go alone,
+    than 1 % of the time that the last batch took. Without that a row left over from the batch before would go alone,
     the others after it, and so on for ever.
     """
 

@@ -41,7 +41,7 @@ _STICKY = re.compile(
       | \bxid\b
       | (gpu|device)\ (is\ lost|has\ fallen\ off\ the\ bus)
       | no\ cuda-capable\ device | no\ nvidia\ driver
-      | devices?\ (is/are|are|is)\ busy\ or\ unavailable
+      | device\S*\ (is/are|are|is)\ busy\ or\ unavailable
       | cuda\ error:\ (unknown\ error|initialization\ error|driver\ shutting\ down|context\ is\ destroyed)
       | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)
       | NCCL\ error

@@ -120,7 +120,7 @@ class Batcher:
             left = [half for whole in halves.again if (half := whole.without(gone)) is not None]
             self._waiting.again(left)
             self._ended()
-            return halves.too_long
+            return None if halves.too_long is None or halves.too_long.number in gone else halves.too_long
 
     def abandoned(self) -> frozenset[int]:
         """Rows of the running batch that nobody waits for any more."""

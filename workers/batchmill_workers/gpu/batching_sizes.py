@@ -34,6 +34,7 @@ class _Class:
     tokens: int = 0
     seconds: float = 0.0
     runs: int = 0
+    settled: bool = False  # the size is found; larger ones are tried rarely
     rest: int = 0
     next_rest: int = _REST_BATCHES
 
@@ -62,6 +63,7 @@ class Sizes:
         """
         state = self._class(batch.length_class)
         state.proven = max(state.proven, batch.row_tokens)
+        state.budget = max(state.budget, batch.padded)  # one row may always run: larger means two
         if batch.row_tokens + batch.padded <= state.budget or seconds <= 0:
             return  # not full: it says nothing about the size
         if state.rest > 0:
@@ -79,13 +81,8 @@ class Sizes:
         One row alone is tried once more, since what ran before it may have held memory; then it is too long.
         """
         state = self._class(batch.length_class)
-        failed = batch.row_tokens
         if batch.rows > 1:
-            state.ceiling = failed if state.ceiling is None else min(state.ceiling, failed)
-            if state.proven >= failed:  # it fitted once: there is less memory now, or it lies in pieces
-                state.proven = 0
-            state.budget = max(1, min(state.budget, max(failed // 2, state.proven)))
-            self._pause(state)
+            self._shrink(state, batch.row_tokens)
             half = batch.rows // 2
             return Halves(again=(Batch(items=batch.items[:half]), Batch(items=batch.items[half:])))
         if not batch.last_try:
@@ -104,7 +101,7 @@ class Sizes:
         """Starts from what was learned before. It is tried again whether more fits, but not at once."""
         for c, n in rows.items():
             if n > 0 and 0 <= c < 64:
-                self._classes[c] = _Class(budget=self._bounded(n << c), proven=n << c, rest=_REST_BATCHES)
+                self._classes[c] = _Class(budget=self._bounded(n << c), proven=n << c, settled=True, rest=_REST_BATCHES)
 
     def _class(self, length_class: int) -> _Class:
         if length_class not in self._classes:
@@ -122,26 +119,44 @@ class Sizes:
         rate = state.tokens / state.seconds
         if state.before is not None and rate < state.before[1] * _HELPS:
             state.budget = state.before[0]
-            self._pause(state)
+            self._settle(state)
             return
+        if state.before is not None and state.settled:  # what failed before fits by now
+            state.settled, state.ceiling = False, None
         larger = self._larger(state)
         if larger is None:
-            self._pause(state)
-            state.ceiling = None
+            self._settle(state)
             return
+        self._measure_anew(state)
         state.before = (state.budget, rate)
         state.budget = larger
-        state.tokens, state.seconds, state.runs = 0, 0.0, 0
 
     def _larger(self, state: _Class) -> int | None:
-        larger = 2 * state.budget
-        if state.ceiling is not None and larger >= state.ceiling:
+        """The next size to try: twice as much; between what works and what failed; in the end what failed, once more."""
+        if state.ceiling is None:
+            larger = 2 * state.budget
+        elif state.settled:
+            larger = max(state.ceiling, state.budget)
+        else:
             larger = (state.budget + state.ceiling) // 2
         larger = self._bounded(larger)
         return larger if larger >= state.budget + state.budget // 8 + 1 else None
 
-    def _pause(self, state: _Class) -> None:
+    def _shrink(self, state: _Class, failed: int) -> None:
+        state.ceiling = failed if state.ceiling is None else min(state.ceiling, failed)
+        if state.proven >= failed:  # it fitted once: there is less memory now, or it lies in pieces
+            state.proven, state.settled = 0, False
+        state.budget = max(1, min(state.budget, max(failed // 2, state.proven)))
+        self._measure_anew(state)
+        if state.settled:
+            self._settle(state)
+
+    def _settle(self, state: _Class) -> None:
+        state.settled = True
         state.rest = state.next_rest
         state.next_rest = min(_LONGEST_REST, 2 * state.next_rest)
+        self._measure_anew(state)
+
+    def _measure_anew(self, state: _Class) -> None:
         state.before = None
         state.tokens, state.seconds, state.runs = 0, 0.0, 0

@@ -100,7 +100,7 @@ class WaitingRows:
         return min(by_age_ns, max(self._last_arrival_ns, free_ns) + settle_ns)
 
     def _settle_ns(self, last_batch_ns: int | None) -> int:
-        settle_ns = int(self.limits.settle_ms * _NS_PER_MS)
+        settle_ns = int(min(self.limits.settle_ms, self.limits.max_wait_ms) * _NS_PER_MS)
         return settle_ns if last_batch_ns is None else min(settle_ns, int(last_batch_ns * _SETTLE_SHARE))
 
     def _no_more_can_come(self) -> bool:

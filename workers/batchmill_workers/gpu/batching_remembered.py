@@ -45,7 +45,7 @@ class RememberedSizes:
             except DatabaseError as fault:
                 log.warning("batch_sizes_not_loaded model=%s error=%s", model, fault)
                 continue
-            self._saved[model] = sizes
+            self._saved[model] = dict(sizes)
             engine.use_batch_sizes(sizes)
 
     def start(self) -> None:

@@ -54,6 +54,14 @@ class Settings:
     gpu_slots: int = 2  # the same for one device: one fills the batch while the other drains
     worker_max_chunks: int | None = None  # a worker process makes room for a fresh one after so many; None: never
     worker_max_memory_mb: int | None = None  # or when it and its engine hold more MiB than this
+    sample_every_s: float = 5.0  # how often a worker of a device records what the device does
+    sample_keep_days: float = 7.0  # how long such samples are kept
+    sample_max_rows: int = 1_000_000  # and how many at most
+    gpu_use_percent: float = 80.0  # `batchmill gpus`: a device used this much is kept busy
+    gpu_starved_percent: float = 30.0  # used less than this while rows wait, it is starved
+    gpu_memory_low_percent: float = 70.0  # memory filled less than this has room for more rows at once
+    gpu_memory_high_percent: float = 90.0  # filled more than this, it is what bounds the device
+    gpu_p99_ms: float = 500.0  # of a hundred answers, all but one should come within this time
     log_level: str = "info"
     flower_password: str | None = None  # None: a generated one, kept under .batchmill/
     metrics_token: str | None = None  # what Prometheus may show instead of the password, for metrics alone
@@ -158,6 +166,15 @@ def _check_together(settings: Settings, found: Mapping[str, _Found]) -> None:
             f"{_place('beat_s', found)} is {settings.beat_s:g} s, but {_place('lease_s', found)} is "
             f"{settings.lease_s:g} s; a lease must outlive at least two beats: lower the one or raise the other"
         )
+    for less, more in (
+        ("gpu_starved_percent", "gpu_use_percent"),
+        ("gpu_memory_low_percent", "gpu_memory_high_percent"),
+    ):
+        if getattr(settings, less) >= getattr(settings, more):
+            raise ConfigurationError(
+                f"{_place(less, found)} is {getattr(settings, less):g}, which is not below {_place(more, found)}, "
+                f"{getattr(settings, more):g}; lower the one or raise the other"
+            )
     broker_url, cache_url = settings.broker_url, settings.cache_url
     if broker_url and cache_url and same_server(broker_url, cache_url, _REDIS_PORT):
         raise ConfigurationError(

@@ -17,6 +17,7 @@ from .urls import CHECKS, redacted_url
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Percent = Annotated[float, Field(gt=0, le=100)]
 LEAST_SECRET_CHARS = 8
 
 
@@ -54,6 +55,14 @@ class ScalarTable(Table):
     gpu_slots: Count | None = None
     worker_max_chunks: Count | None = None
     worker_max_memory_mb: Count | None = None
+    sample_every_s: Seconds | None = None
+    sample_keep_days: Rate | None = None
+    sample_max_rows: Count | None = None
+    gpu_use_percent: Percent | None = None
+    gpu_starved_percent: Percent | None = None
+    gpu_memory_low_percent: Percent | None = None
+    gpu_memory_high_percent: Percent | None = None
+    gpu_p99_ms: Rate | None = None
     log_level: Literal["debug", "info", "warning", "error"] | None = None
     flower_password: Secret | None = None
     metrics_token: Secret | None = None

@@ -78,20 +78,20 @@ def simulate(
     row_tokens: int | None = None,
     turnaround_ms: float = 5.0,
     gap_ms: float = 0.1,
-    plan: Callable[[WaitingRows, int, int, int | None], Batch | Wait] = WaitingRows.next,
+    waiting: Callable[[Limits, Sizes], WaitingRows] = WaitingRows,
 ) -> Run:
     """Runs the rows on a device where ``row_tokens`` fit at once.
 
     The worker has ``in_flight`` rows under way at most: it sends the next ``turnaround_ms`` after a batch ended, and
     then one each ``gap_ms``.
     """
-    world = _World(Run(), iter(rows), WaitingRows(limits, sizes), gap_ns=int(gap_ms * MS))
+    world = _World(Run(), iter(rows), waiting(limits, sizes), gap_ns=int(gap_ms * MS))
     world.send(in_flight, at_ns=0)
     now = free = 0
     last: int | None = None
     for _ in range(_MOST_TRIES):
         world.arrive(now)
-        due = plan(world.waiting, now, free, last)
+        due = world.waiting.next(now, free, last)
         if isinstance(due, Wait):
             until = min((t for t in (due.until_ns, world.next_ns) if t is not None), default=None)
             if until is None:

@@ -15,7 +15,7 @@ from batchmill_workers.gpu.batching import Batch, Item, Limits, length_class, pi
 class Fixed:
     """The same budget for every length class."""
 
-    def __init__(self, row_tokens: int = 10**9) -> None:
+    def __init__(self, row_tokens: int) -> None:
         self._row_tokens = row_tokens
 
     def budget(self, length_class: int) -> int:
@@ -24,6 +24,14 @@ class Fixed:
 
 def item(number: int, tokens: int = 10, wanted: int = 0, **more: Any) -> Item:
     return Item(number=number, tokens=tokens, wanted=wanted, **{"arrived_ns": number, **more})
+
+
+def picked(waiting: Sequence[Item], limits: Limits, budget: int = 10**9) -> Batch:
+    kinds: dict[int, list[Item]] = {}
+    for one in waiting:
+        if one.group == waiting[0].group:
+            kinds.setdefault(length_class(one.length), []).append(one)
+    return pick(kinds, waiting[0], limits, Fixed(budget))
 
 
 def numbers(batch: Batch) -> list[int]:
@@ -65,21 +73,15 @@ def test_a_batch_takes_up_its_longest_prompt_and_its_longest_answer_for_each_row
 def test_a_batch_is_filled_from_the_waiting_rows(
     waiting: Sequence[Item], limits: Limits, budget: int, expected: list[int]
 ) -> None:
-    batch = pick(waiting, waiting[0], limits, Fixed(budget))
+    batch = picked(waiting, limits, budget)
 
     assert numbers(batch) == expected
 
 
-def test_rows_of_another_group_stay() -> None:
-    waiting = [item(0, group="greedy"), item(1, group="warm"), item(2, group="greedy")]
-
-    assert numbers(pick(waiting, waiting[0], Limits(max_rows=9), Fixed())) == [0, 2]
-
-
 def test_rows_that_share_a_prefix_go_before_older_ones_and_stand_together() -> None:
     waiting = [item(n, prefix="ab"[n % 2]) for n in range(6)]
-    few = pick(waiting, waiting[0], Limits(max_rows=3), Fixed())
-    all_ = pick(waiting, waiting[0], Limits(max_rows=6), Fixed())
+    few = picked(waiting, Limits(max_rows=3))
+    all_ = picked(waiting, Limits(max_rows=6))
 
     assert numbers(few) == [0, 2, 4]
     assert numbers(all_) == [0, 2, 4, 1, 3, 5]
@@ -88,7 +90,7 @@ def test_rows_that_share_a_prefix_go_before_older_ones_and_stand_together() -> N
 def test_two_rows_that_fit_apart_may_be_too_much_together() -> None:
     long_prompt, long_answer = item(0, tokens=1000, wanted=10), item(1, tokens=10, wanted=1000)
 
-    assert numbers(pick([long_prompt, long_answer], long_prompt, Limits(max_rows=9), Fixed(2100))) == [0]
+    assert numbers(picked([long_prompt, long_answer], Limits(max_rows=9), 2100)) == [0]
 
 
 def test_a_batch_without_some_rows_keeps_the_others() -> None:
@@ -125,7 +127,7 @@ LIMITS = st.builds(
 def test_no_batch_is_over_its_limits_mixes_groups_or_tears_a_prefix_apart(
     waiting: list[Item], limits: Limits, budget: int
 ) -> None:
-    batch = pick(waiting, waiting[0], limits, Fixed(budget))
+    batch = picked(waiting, limits, budget)
 
     assert waiting[0] in batch.items
     assert len(set(numbers(batch))) == batch.rows

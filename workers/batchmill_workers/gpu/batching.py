@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+_MOST_REFUSED = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,24 +106,28 @@ def room(length: int, limits: Limits, budgets: Budgets) -> int:
     return max(1, min(limits.max_rows, tokens // length))
 
 
-def pick(waiting: Sequence[Item], first: Item, limits: Limits, budgets: Budgets) -> Batch:
-    """The batch around ``first``: rows of its group, of its length class, then those nearest in length.
+def pick(kinds: Mapping[int, Collection[Item]], first: Item, limits: Limits, budgets: Budgets) -> Batch:
+    """The batch around ``first`` out of the waiting rows of its group, which are given by length class, oldest first.
 
-    Of rows that fit equally well, those that share its prefix come first, then the older ones.
+    Rows of its own class come first, of those the ones that share its prefix; room that is left goes to the rows
+    nearest in length, shorter ones before longer ones, up to the first that would make too much padding.
     """
-    own = length_class(first.length)
-
-    def distance(item: Item) -> tuple[bool, bool, int, int]:
-        apart = length_class(item.length) != own
-        return (apart, item.prefix != first.prefix, abs(item.length - first.length) if apart else 0, item.arrived_ns)
-
     draft = _Draft(first, limits, budgets)
-    others = [item for item in waiting if item.group == first.group and item.number != first.number]
-    for item in sorted(others, key=distance):
-        draft.add(item)
-        if len(draft.items) >= limits.max_rows:
+    own = length_class(first.length)
+    alike = kinds.get(own, ())
+    draft.take_all(item for item in alike if item.prefix == first.prefix)
+    draft.take_all(item for item in alike if item.prefix != first.prefix)
+    for c in sorted((c for c in kinds if c < own), reverse=True):
+        if not draft.take_while(sorted(kinds[c], key=_length, reverse=True)):
+            break
+    for c in sorted(c for c in kinds if c > own):
+        if not draft.take_while(sorted(kinds[c], key=_length)):
             break
     return Batch(items=tuple(sorted(draft.items, key=lambda i: (i.prefix, i.length, i.number))))
+
+
+def _length(item: Item) -> int:
+    return item.length
 
 
 class _Draft:
@@ -134,14 +140,28 @@ class _Draft:
         self._class = length_class(first.length)
         self._tokens, self._wanted, self._sum = first.tokens, first.wanted, first.length
 
-    def add(self, item: Item) -> None:
+    def take_all(self, items: Iterable[Item]) -> None:
+        """Takes those of the rows that fit; gives up after some that do not, since most of a class are alike."""
+        refused = 0
+        for item in items:
+            if refused > _MOST_REFUSED or len(self.items) >= self._limits.max_rows:
+                return
+            if item is not self.items[0]:
+                refused += not self._add(item)
+
+    def take_while(self, items: Iterable[Item]) -> bool:
+        """Takes rows up to the first that does not fit; whether more may."""
+        return all(len(self.items) < self._limits.max_rows and self._add(item) for item in items)
+
+    def _add(self, item: Item) -> bool:
         """Takes the row if the batch with it fits, and is not padding beyond measure."""
         tokens, wanted = max(self._tokens, item.tokens), max(self._wanted, item.wanted)
-        padded, rows = max(1, tokens + wanted), len(self.items) + 1
+        padded, rows, length = max(1, tokens + wanted), len(self.items) + 1, item.length
         if rows > room(padded, self._limits, self._budgets):
-            return
-        foreign = length_class(item.length) != self._class or length_class(padded) != self._class
-        if foreign and 1 - (self._sum + item.length) / (rows * padded) > self._limits.max_padding:
-            return
+            return False
+        foreign = length_class(length) != self._class or length_class(padded) != self._class
+        if foreign and 1 - (self._sum + length) / (rows * padded) > self._limits.max_padding:
+            return False
         self.items.append(item)
-        self._tokens, self._wanted, self._sum = tokens, wanted, self._sum + item.length
+        self._tokens, self._wanted, self._sum = tokens, wanted, self._sum + length
+        return True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from batchmill_workers.gpu.batching import Batch, Budgets, Item, Limits, length_class, pick
 
 _NS_PER_MS = 1_000_000
 _SETTLE_SHARE = 0.01  # of the time that the last batch took: the device idles no longer for rows that may yet come
-_Key = tuple[Hashable, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +19,10 @@ class Wait:
 
 
 @dataclass(slots=True)
-class _Load:
-    rows: int = 0
+class _Kind:
+    """Waiting rows of one group and length class, the oldest first, and the sum of their lengths."""
+
+    items: dict[int, Item] = field(default_factory=dict)
     tokens: int = 0
 
 
@@ -43,7 +44,7 @@ class WaitingRows:
         self.limits = limits
         self._budgets = budgets
         self._items: dict[int, Item] = {}
-        self._loads: dict[_Key, _Load] = {}
+        self._kinds: dict[Hashable, dict[int, _Kind]] = {}  # by group and length class
         self._again: list[Batch] = []
         self._last_arrival_ns = 0
         self.coming = 0  # requests that the reader has and did not put yet
@@ -56,9 +57,9 @@ class WaitingRows:
         if item.number in self._items:
             raise ValueError(f"row {item.number} waits already")
         self._items[item.number] = item
-        load = self._loads.setdefault(_key(item), _Load())
-        load.rows += 1
-        load.tokens += item.length
+        kind = self._kinds.setdefault(item.group, {}).setdefault(length_class(item.length), _Kind())
+        kind.items[item.number] = item
+        kind.tokens += item.length
         self._last_arrival_ns = max(self._last_arrival_ns, item.arrived_ns)
 
     def again(self, batches: Sequence[Batch]) -> None:
@@ -67,9 +68,8 @@ class WaitingRows:
 
     def remove(self, number: int) -> bool:
         """Whether the row waited; it does no more."""
-        item = self._items.pop(number, None)
-        if item is not None:
-            self._unload(item)
+        if number in self._items:
+            self._drop(self._items[number])
             return True
         waited = any(item.number == number for batch in self._again for item in batch.items)
         self._again = [left for batch in self._again if (left := batch.without([number])) is not None]
@@ -107,29 +107,29 @@ class WaitingRows:
         return self.limits.in_flight is not None and len(self._items) >= self.limits.in_flight
 
     def _first_of_a_full_kind(self) -> Item | None:
-        full = {key for key, load in self._loads.items() if self._fills(key[1], load)}
-        return next((item for item in self._items.values() if _key(item) in full), None) if full else None
+        full = (k for kinds in self._kinds.values() for c, k in kinds.items() if self._fills(c, k))
+        return min((next(iter(k.items.values())) for k in full), key=lambda item: item.arrived_ns, default=None)
 
-    def _fills(self, c: int, load: _Load) -> bool:
+    def _fills(self, c: int, kind: _Kind) -> bool:
         tokens = self._budgets.budget(c)
         if self.limits.max_tokens is not None:
             tokens = min(tokens, self.limits.max_tokens)
-        return load.rows >= self.limits.max_rows or load.tokens + load.tokens // load.rows > tokens
+        rows = len(kind.items)
+        return rows >= self.limits.max_rows or kind.tokens + kind.tokens // rows > tokens
 
     def _take(self, first: Item) -> Batch:
-        batch = pick(list(self._items.values()), first, self.limits, self._budgets)
+        kinds = {c: kind.items.values() for c, kind in self._kinds[first.group].items()}
+        batch = pick(kinds, first, self.limits, self._budgets)
         for item in batch.items:
-            del self._items[item.number]
-            self._unload(item)
+            self._drop(item)
         return batch
 
-    def _unload(self, item: Item) -> None:
-        load = self._loads[_key(item)]
-        load.rows -= 1
-        load.tokens -= item.length
-        if load.rows == 0:
-            del self._loads[_key(item)]
-
-
-def _key(item: Item) -> _Key:
-    return item.group, length_class(item.length)
+    def _drop(self, item: Item) -> None:
+        del self._items[item.number]
+        kinds, c = self._kinds[item.group], length_class(item.length)
+        del kinds[c].items[item.number]
+        kinds[c].tokens -= item.length
+        if not kinds[c].items:
+            del kinds[c]
+        if not kinds:
+            del self._kinds[item.group]

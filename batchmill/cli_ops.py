@@ -143,11 +143,12 @@ def doctor_command(
     verify_job: Annotated[str | None, typer.Option("--verify", metavar="JOB", help="Check the invariants of this job's data instead.")] = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
-    """Check what may be wrong here, and say what to do: settings, broker, database, keys, models, workers, disk.
+    """Check what may be wrong here, and say what to type: settings, disk, broker, database, jobs, keys, models, Flower.
 
-    Exit code 2 when a check fails; with --verify, 1 when an invariant is broken.
+    Exit code 2 when something has to be set right, 3 when only a job cannot go on (no worker for its queue, or its
+    account is stopped); with --verify, 1 when an invariant is broken.
     """
-    from batchmill_ops.doctor import Level, examine
+    from batchmill_ops.doctor import examine, exit_code
 
     if verify_job is not None:
         _verify(verify_job, as_json=as_json)
@@ -156,18 +157,27 @@ def doctor_command(
     for check in examine(load_settings):
         checks.append(check)
         if not as_json:
-            tell(_as_text(check))
+            _tell_check(check)
     if as_json:
         print_json([c.as_dict() for c in checks])
-    if any(c.level is Level.FAIL for c in checks):
-        raise typer.Exit(2)
+    else:
+        say(_summary(checks))
+    raise typer.Exit(exit_code(checks))
 
 
-def _as_text(check: Check) -> Text:
-    text = Text.assemble(
-        (f"{check.level.value:<5}", _STYLES[check.level.value]), (check.name, "bold"), f": {check.detail}"
-    )
-    return text if check.advice is None else text.append(f"\n      → {check.advice}")
+def _tell_check(check: Check) -> None:
+    level = (f"{check.level.value:<5}", _STYLES[check.level.value])
+    tell(Text.assemble(level, (check.name, "bold"), f": {check.detail}"))
+    if check.advice is not None:
+        tell(f"      → {check.advice}")  # a line of its own that is never wrapped, so that commands can be copied
+
+
+def _summary(checks: Sequence[Check]) -> str:
+    failed = sum(c.level.value == "fail" for c in checks)
+    warned = sum(c.level.value == "warn" for c in checks)
+    if failed:
+        return f"{failed} of {len(checks)} checks failed; begin with the first, later ones may follow from it"
+    return f"nothing is broken; {warned} to look at" if warned else "all is well"
 
 
 def _verify(reference: str, *, as_json: bool) -> None:

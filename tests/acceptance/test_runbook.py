@@ -57,7 +57,10 @@ def test_each_command_of_ours_does_something(
 
         exit_code = main([job.public_id if word == "JOB" else word for word in command[1:]])
 
-        assert exit_code in (0, 1), f"{' '.join(command)} ended with {exit_code}: {capsys.readouterr().err}"
+        no_worker_yet = command[1] == "doctor" and not mill.workers  # which is what it says
+        assert exit_code in (0, 1, 3 if no_worker_yet else 0), (
+            f"{' '.join(command)} ended with {exit_code}: {capsys.readouterr().err}"
+        )
         if command[1] == "retry":
             mill.wait_done(job)
 

@@ -12,35 +12,13 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import FINAL_JOB_STATES
 from batchmill_core.usage import TOKEN_KINDS
 
-from . import chunks, jobs, telemetry
+from . import chunks, jobs, samples, telemetry
 from .jobs import JobRecord
-from .schema import TOKEN_COLUMNS, account, call, device_sample, job
-from .session import now_ms
+from .samples import Newest
+from .schema import TOKEN_COLUMNS, account, call, job
 from .telemetry import WorkerRecord
 
-DEVICE_FIGURES = (
-    "use_percent",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "power_w",
-    "temperature_c",
-    "running",
-    "waiting",
-    "kv_cache_percent",
-    "batch_rows",
-    "tokens_per_s",
-)
-_DEVICE_SILENCE_MS = 60_000
 _LOCAL = "local"  # the account of calls that no provider answers, as in ``costs --by account``
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSample:
-    """The newest sample of one device; only the figures that were measured."""
-
-    host: str
-    device: str
-    figures: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +32,7 @@ class Gauges:
     unfit: Sequence[WorkerRecord]
     in_flight: Mapping[tuple[str, str], int]  # calls by (account, model)
     stopped_accounts: Sequence[str]
-    devices: Sequence[DeviceSample]
+    devices: Sequence[Newest]
 
 
 def read(conn: Connection, *, ended_jobs: int) -> Gauges:
@@ -69,7 +47,7 @@ def read(conn: Connection, *, ended_jobs: int) -> Gauges:
         unfit=telemetry.unfit_workers(conn),
         in_flight=_in_flight(conn),
         stopped_accounts=list(conn.execute(stopped).scalars()),
-        devices=_devices(conn),
+        devices=samples.newest(conn),
     )
 
 
@@ -90,19 +68,6 @@ def _in_flight(conn: Connection) -> dict[tuple[str, str], int]:
 def _account_of_call() -> Label[str]:
     """Labelled, so that GROUP BY names it: PostgreSQL takes two parameters for two expressions."""
     return func.coalesce(call.c.account, _LOCAL).label("account_name")
-
-
-def _devices(conn: Connection) -> list[DeviceSample]:
-    fresh = select(device_sample).where(device_sample.c.at_ms > now_ms() - _DEVICE_SILENCE_MS)
-    newest = {(r.host, r.device): r for r in conn.execute(fresh.order_by(device_sample.c.at_ms))}
-    return [
-        DeviceSample(
-            host=host,
-            device=device,
-            figures={name: float(value) for name in DEVICE_FIGURES if (value := getattr(r, name)) is not None},
-        )
-        for (host, device), r in sorted(newest.items())
-    ]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,9 @@ from batchmill_core.job import JobState
 from batchmill_core.request import STATUSES
 from batchmill_core.usage import NANO, TOKEN_KINDS
 from batchmill_db import gauges
-from batchmill_db.gauges import DEVICE_FIGURES, Gauges, Spent
+from batchmill_db.gauges import Gauges, Spent
 from batchmill_db.jobs import JobRecord
+from batchmill_db.samples import DEVICE_FIGURES, ENGINE_FIGURES
 from batchmill_db.session import Database, DatabaseError
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ def _of_calls(read: _Read) -> Iterator[Metric]:
 
 
 def _of_devices(now: Gauges) -> Iterator[Metric]:
-    for figure in DEVICE_FIGURES:
+    for figure in (*DEVICE_FIGURES, *ENGINE_FIGURES):
         values = [((d.host, d.device), d.figures[figure]) for d in now.devices if figure in d.figures]
         if values:
             yield _gauge(f"batchmill_device_{figure}", "Newest sample of a device.", ("host", "device"), values)

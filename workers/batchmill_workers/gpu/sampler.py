@@ -102,7 +102,7 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> None:
-        """Records a last sample and ends the thread; the engines must still be there. Idempotent."""
+        """Records what is left and ends the thread; the engines must still be there. Idempotent."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -123,20 +123,22 @@ class Sampler:
 
     def _run(self) -> None:
         assert self._reader is not None
-        sample_at = time.monotonic() + self._settings.sample_every_s
+        every_s = self._settings.sample_every_s
+        sample_at = time.monotonic() + every_s
         prune_at = time.monotonic() + random.uniform(0.1, 1.0) * PRUNE_EVERY_S
         while not self._stop.is_set():
             self._wake.wait(min(LOOK_EVERY_S, max(0.0, sample_at - time.monotonic())))
             self._wake.clear()
             self._safely(self._look)
             if time.monotonic() >= sample_at:
-                sample_at = max(sample_at + self._settings.sample_every_s, time.monotonic() + _LEAST_LOOK_S)
+                sample_at = max(sample_at + every_s, time.monotonic() + _LEAST_LOOK_S)
                 self._safely(self.sample)
             if time.monotonic() >= prune_at:
                 prune_at = time.monotonic() + PRUNE_EVERY_S
                 self._safely(self.prune)
             self._stop.wait(_LEAST_LOOK_S)
-        self._safely(self.sample)
+        if time.monotonic() >= sample_at - every_s / 2:  # the means of a shorter time would say little
+            self._safely(self.sample)
         self._safely(self._leave)
         self._reader.close()
 

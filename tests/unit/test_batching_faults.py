@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from batchmill_workers.gpu.batching_faults import is_out_of_memory, is_sticky
+from batchmill_workers.gpu.batching_faults import is_device_lost, is_out_of_memory, is_sticky
 
 HINTS = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "
@@ -59,17 +59,21 @@ STICKY = [
     RuntimeError("CUDA error: device-side assert triggered" + HINTS),
     RuntimeError("CUDA error: unspecified launch failure" + HINTS),
     RuntimeError("CUDA error: the launch timed out and was terminated" + HINTS),
-    RuntimeError("CUDA error: uncorrectable ECC error encountered" + HINTS),
-    RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution" + HINTS),
-    RuntimeError("CUDA error: no CUDA-capable device is detected" + HINTS),
-    RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable" + HINTS),
     RuntimeError("CUDA error: unknown error" + HINTS),
-    RuntimeError("CUDA error: initialization error" + HINTS),
     RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle, opa, opb, m, n, k)`"),
     RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
     RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"),
+    RuntimeError("NVRM: Xid (PCI:0000:65:00): 31, MMU Fault: ENGINE GRAPHICS"),
     RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error"),
+]
+
+LOST = [
+    RuntimeError("CUDA error: uncorrectable ECC error encountered" + HINTS),
+    RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution" + HINTS),
+    RuntimeError("CUDA error: no CUDA-capable device is detected" + HINTS),
+    RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable" + HINTS),
+    RuntimeError("CUDA error: initialization error" + HINTS),
     RuntimeError("GPU is lost. Reboot the system to recover this GPU"),
     RuntimeError("NVRM: Xid (PCI:0000:65:00): 79, GPU has fallen off the bus."),
 ]
@@ -98,10 +102,20 @@ def test_memory_ran_out(error: BaseException) -> None:
     assert not is_sticky(error)
 
 
-@pytest.mark.parametrize("error", STICKY, ids=said)
+@pytest.mark.parametrize("error", [*STICKY, *LOST], ids=said)
 def test_the_device_needs_a_new_process(error: BaseException) -> None:
     assert is_sticky(error)
     assert not is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("error", LOST, ids=said)
+def test_the_device_itself_is_at_fault(error: BaseException) -> None:
+    assert is_device_lost(error)
+
+
+@pytest.mark.parametrize("error", [*STICKY, *MEMORY, *NEITHER], ids=said)
+def test_a_row_may_be_at_fault(error: BaseException) -> None:
+    assert not is_device_lost(error)
 
 
 @pytest.mark.parametrize("error", NEITHER, ids=said)

@@ -24,8 +24,8 @@ _MEMORY = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-# Errors after which "the process must be terminated and relaunched" (CUDA Runtime API, error types), and those that
-# say that the device itself is gone or broken (the same page; NVIDIA's Xid errors).
+# Errors after which "the process must be terminated and relaunched" (CUDA Runtime API, error types). What ran then may
+# have been their cause.
 _STICKY = re.compile(
     r"""illegal\ (memory\ access|address|instruction|barrier)
       | misaligned\ address
@@ -35,16 +35,22 @@ _STICKY = re.compile(
       | unspecified\ launch\ failure
       | device-side\ assert
       | launch\ timed\ out
-      | uncorrectable\ (ecc|nvlink)
-      | contained\ .*error | contained\ memory
+      | \bxid\b                      # NVIDIA's driver: the number says what happened
+      | cuda\ error:\ (unknown\ error|context\ is\ destroyed)
+      | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)
+      | NCCL\ error
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# The device itself is gone or broken (the same page; NVML's NVML_ERROR_GPU_IS_LOST): no row can be the cause.
+_LOST = re.compile(
+    r"""uncorrectable\ (ecc|nvlink)
+      | contained\ .*error
       | external\ device\ error
-      | \bxid\b
       | (gpu|device)\ (is\ lost|has\ fallen\ off\ the\ bus)
       | no\ cuda-capable\ device | no\ nvidia\ driver
       | device\S*\ (is/are|are|is)\ busy\ or\ unavailable
-      | cuda\ error:\ (unknown\ error|initialization\ error|driver\ shutting\ down|context\ is\ destroyed)
-      | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)
-      | NCCL\ error
+      | cuda\ error:\ (initialization\ error|driver\ shutting\ down|system\ not\ yet\ initialized)
     """,
     re.IGNORECASE | re.VERBOSE,
 )
@@ -57,7 +63,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_sticky(error: BaseException) -> bool:
     """Whether the device is of no more use to this process: it must end, so that another starts clean."""
-    return any(isinstance(one, RuntimeError) and _STICKY.search(_said(one)) is not None for one in _chain(error))
+    return _says(_STICKY, error) or is_device_lost(error)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device itself is at fault, so that no chunk must be blamed for the end of the process.
+
+    Such an error is answered with ``failure(number, "engine_down", …)`` for every row before the process ends; any other
+    sticky one is left to end the process, since halving has to find the row that may have caused it.
+    """
+    return _says(_LOST, error)
+
+
+def _says(pattern: re.Pattern[str], error: BaseException) -> bool:
+    return any(isinstance(one, RuntimeError) and pattern.search(_said(one)) is not None for one in _chain(error))
 
 
 def _memory(error: BaseException) -> bool:

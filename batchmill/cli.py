@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -20,7 +22,6 @@ from .version import __version__
 EXIT_USAGE, EXIT_STOPPED, EXIT_INTERRUPTED = 2, 3, 130
 
 app = typer.Typer(
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -45,7 +46,9 @@ def _top(
     Exit codes: 0 done, 1 some rows ended badly, 2 usage or configuration, 3 the job is stopped.
     """
     if context.invoked_subcommand is None:
-        sys.stdout.write(context.get_help() + "\n")
+        from .welcome import welcome
+
+        sys.stdout.write(welcome())
 
 
 cli_run.add_commands(app)
@@ -81,9 +84,21 @@ def _refuse(message: str, code: int) -> int:
 
 def _usage(fault: typer.TyperException) -> str:
     """What typer says, with where to read more; nothing when it has printed the help by itself."""
-    message = fault.format_message().replace("Value error, ", "")
+    message = _with_nearest(fault.format_message().replace("Value error, ", ""))
     context = getattr(fault, "ctx", None)
     return f"{message} (see `{context.command_path} --help`)" if message and context is not None else message
+
+
+def _with_nearest(message: str) -> str:
+    """A refused choice with the nearest one that there is; the options that typer thinks of, in our words."""
+    message = re.sub(r"\(Possible options: (.*)\)", lambda found: f"Did you mean {_either(found[1])}?", message)
+    choice = re.search(r"'([^']*)' is not one of ('.*')\.", message)
+    near = get_close_matches(choice[1], choice[2].strip("'").split("', '"), n=1) if choice else []
+    return f"{message} Did you mean {near[0]!r}?" if near else message
+
+
+def _either(names: str) -> str:
+    return " or ".join(names.split(", "))
 
 
 def _quiet_end() -> int:

@@ -21,7 +21,9 @@ from batchmill_producers.retry import retry
 
 from . import control
 from .asked import parse_budget, statuses_of
+from .completing import columns, model_names, statuses
 from .finishing import finish
+from .help_examples import examples
 from .opening import opened
 from .options import BudgetOption, ExcelSafeOption, JobArgument, JsonOption, ParamOption, parse_params
 from .output import Format, output_of
@@ -34,25 +36,22 @@ _SHOWN_JOBS = 30
 By = Literal["model", "job", "day", "account", "worker"]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Show progress until it is done; always so with no broker configured.")]  # fmt: skip
 StatusOption = Annotated[
-    str | None, typer.Option("--status", metavar="S,…", help="Only rows of these statuses, such as failed,invalid.")
+    str | None,
+    typer.Option(
+        "--status", metavar="S,…", help="Only rows of these statuses, such as failed,invalid.", autocompletion=statuses
+    ),
 ]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module, in the order that help lists them."""
 
-    def add(name: str, panel: str, example: str) -> None:
-        app.command(name, rich_help_panel=panel, epilog=f"Example: {example}")(globals()[f"{name}_command"])
-
-    add("jobs", _LOOK, "batchmill jobs --json | jq -r '.[] | select(.state == \"paused\") | .job_id'")
-    add("show", _LOOK, "batchmill show reviews")
-    add("results", _LOOK, "batchmill results reviews --status ok --columns id,output --format csv")
-    add("costs", _LOOK, "batchmill costs --by day")
-    add("pause", _STEER, "batchmill pause reviews")
-    add("resume", _STEER, "batchmill resume reviews --budget 20")
-    add("cancel", _STEER, "batchmill cancel reviews")
-    add("retry", _STEER, "batchmill retry reviews --status failed,invalid --model gpt-4.1 --param temperature=0")
-    add("rm", _STEER, "batchmill rm reviews")
+    for names, panel in (
+        (("jobs", "show", "results", "costs"), _LOOK),
+        (("pause", "resume", "cancel", "retry", "rm"), _STEER),
+    ):
+        for name in names:
+            app.command(name, rich_help_panel=panel, epilog=examples(name))(globals()[f"{name}_command"])
 
 
 def jobs_command(as_json: JsonOption = False) -> None:
@@ -93,18 +92,18 @@ def results_command(
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file; by default to standard output.")] = None,
     format: Annotated[Format | None, typer.Option("--format", help="By default by the suffix of FILE, else jsonl.")] = None,
     status: StatusOption = None,
-    columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Result columns and columns of the input.")] = None,
+    columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Result columns and columns of the input.", autocompletion=columns)] = None,
     excel_safe: ExcelSafeOption = False,
 ) -> None:  # fmt: skip
     """Export results in row order; rows that have none yet are left out. Streams, so that any size fits."""
     to = output_of(output, format, columns, excel_safe=excel_safe)
-    statuses = statuses_of(status)
+    chosen = statuses_of(status)
     with opened(load_settings()) as database:
         record = _find(database, job)
-        count = to.write(database, record.id, statuses=statuses)
+        count = to.write(database, record.id, statuses=chosen)
     if to.path is not None:
         say(f"{count:,} results written to {to.path}")
-    if count == 0 and statuses is None and not record.ended:
+    if count == 0 and chosen is None and not record.ended:
         say(f"job {record.public_id} has no results yet; it is {record.state}")
 
 
@@ -193,7 +192,9 @@ def cancel_command(job: JobArgument) -> None:
 def retry_command(
     job: JobArgument,
     status: StatusOption = None,
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="Ask another model.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="M", help="Ask another model.", autocompletion=model_names)
+    ] = None,
     param: ParamOption = None,
     wait: WaitOption = False,
     as_json: JsonOption = False,
@@ -202,11 +203,11 @@ def retry_command(
 
     This is the job's next round; an old result stays until it is replaced. Works on with it as `resume` does.
     """
-    statuses, params = statuses_of(status), parse_params(param or ())
+    chosen, params = statuses_of(status), parse_params(param or ())
     settings = load_settings()
     with opened(settings) as database:
         record = _find(database, job)
-        count = retry(database, settings, record.id, statuses=statuses, model=model, params=params)
+        count = retry(database, settings, record.id, statuses=chosen, model=model, params=params)
     if count == 0:
         say(f"job {record.public_id} has no row of status {status or 'failed, invalid, too_long or dead'}")
         return

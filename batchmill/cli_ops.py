@@ -16,6 +16,8 @@ from batchmill_core.settings import HOME_VARIABLE, Settings, load_settings
 from batchmill_db import jobs
 from batchmill_db.session import Connection, Database
 
+from .completing import account_names, job_references, local_model_names
+from .help_examples import examples
 from .opening import opened
 from .options import JsonOption
 from .running import attached
@@ -36,20 +38,18 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module, in the order that help lists them."""
     worker = typer.Typer(help="Start workers on this host, until Ctrl-C or SIGTERM drains them.", no_args_is_help=True)
-    worker.command("api", epilog="Example: batchmill worker api --accounts openai,deepseek")(worker_api_command)
-    worker.command("gpu", epilog="Example: batchmill worker gpu --model smollm2 --devices cpu")(worker_gpu_command)
+    worker.command("api", epilog=examples("worker api"))(worker_api_command)
+    worker.command("gpu", epilog=examples("worker gpu"))(worker_gpu_command)
     app.add_typer(worker, name="worker", rich_help_panel=_PANEL)
-    simulate = "batchmill simulate --port 8765 --latency 200ms --rpm 600 --fail 429:0.05,500:0.01"
-    app.command("simulate", rich_help_panel=_PANEL, epilog=f"Example: {simulate}")(simulate_command)
-    doctor = "batchmill doctor; batchmill doctor --verify reviews"
-    app.command("doctor", rich_help_panel=_PANEL, epilog=f"Example: {doctor}")(doctor_command)
+    app.command("simulate", rich_help_panel=_PANEL, epilog=examples("simulate"))(simulate_command)
+    app.command("doctor", rich_help_panel=_PANEL, epilog=examples("doctor"))(doctor_command)
     db = typer.Typer(help="The database.", no_args_is_help=True)
-    db.command("upgrade", epilog="Example: batchmill db upgrade")(db_upgrade_command)
+    db.command("upgrade", epilog=examples("db upgrade"))(db_upgrade_command)
     app.add_typer(db, name="db", rich_help_panel=_PANEL)
 
 
 def worker_api_command(
-    accounts: Annotated[str | None, typer.Option("--accounts", metavar="A,B", help="By default all whose key is to be had.")] = None,
+    accounts: Annotated[str | None, typer.Option("--accounts", metavar="A,B", help="By default all whose key is to be had.", autocompletion=account_names)] = None,
     processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many; limits are kept by each of them apart.")] = 1,
 ) -> None:  # fmt: skip
     """Serve provider accounts: send the rows of their queues as HTTP calls.
@@ -64,7 +64,7 @@ def worker_api_command(
 
 
 def worker_gpu_command(
-    model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="A model of batchmill.toml that has an engine.")],
+    model: Annotated[str, typer.Option("--model", "-m", metavar="M", help="A model of batchmill.toml that has an engine.", autocompletion=local_model_names)],
     devices: Annotated[str, typer.Option("--devices", metavar="D", help="all, 0,1 (one process each), 0+1 (one process over both) or cpu.")] = "all",
 ) -> None:  # fmt: skip
     """Serve one model with one process per device of this host, pinned to it."""
@@ -140,7 +140,7 @@ def simulate_command(
 
 
 def doctor_command(
-    verify_job: Annotated[str | None, typer.Option("--verify", metavar="JOB", help="Check the invariants of this job's data instead.")] = None,
+    verify_job: Annotated[str | None, typer.Option("--verify", metavar="JOB", help="Check the invariants of this job's data instead.", autocompletion=job_references)] = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Check what may be wrong here, and say what to type: settings, disk, broker, database, jobs, keys, models, Flower.

@@ -8,6 +8,7 @@ import typer
 
 from batchmill_core.settings import Settings, load_settings
 
+from .help_examples import examples
 from .options import JsonOption
 from .running import attached
 from .terminal import print_json, say, tell
@@ -31,12 +32,8 @@ PrefixOption = Annotated[
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module, in the order that help lists them."""
-    up = "batchmill up; batchmill up --port 6380 --flower-port 8080"
-    app.command("up", rich_help_panel=_PANEL, epilog=f"Example: {up}")(up_command)
-    app.command("down", rich_help_panel=_PANEL, epilog="Example: batchmill down")(down_command)
-    app.command("status", rich_help_panel=_PANEL, epilog="Example: batchmill status --json")(status_command)
-    flower = "batchmill flower --port 8080 --address 0.0.0.0"
-    app.command("flower", rich_help_panel=_PANEL, epilog=f"Example: {flower}")(flower_command)
+    for name in ("up", "down", "status", "flower"):
+        app.command(name, rich_help_panel=_PANEL, epilog=examples(name))(globals()[f"{name}_command"])
 
 
 def up_command(

@@ -417,6 +417,17 @@ def test_a_proxy_is_used_where_the_environment_names_one(monkeypatch: pytest.Mon
     assert proxy.requests[0].path == "http://provider.invalid/v1/chat/completions"
 
 
+def test_a_server_on_this_host_is_asked_without_the_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(GOOD) as server, scripted(GOOD) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        ask(engine_for(server.base_url))
+
+    assert proxy.requests == []
+    assert len(server.requests) == 1
+
+
 def test_closing_twice_is_once() -> None:
     engine = engine_for("http://127.0.0.1:9/v1")
 

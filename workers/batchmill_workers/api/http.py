@@ -30,6 +30,7 @@ MAX_BODY_BYTES = 64 * 1024 * 1024
 # the hang-up may have run, so its cost would stay unknown.
 _KEEP_IDLE_S = 4.0
 _LAST_PIECE_S = 0.25
+_THIS_HOST = frozenset({"localhost", "127.0.0.1", "::1"})
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=CONNECT_TIMEOUT_S)
 
 Headers = CIMultiDictProxy[str]
@@ -212,7 +213,12 @@ async def _drain(response: aiohttp.ClientResponse) -> None:
 
 
 def _proxy_for(url: URL) -> dict[str, Any]:
-    """Arguments that make a request use the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for ``url``."""
+    """Arguments that make a request use the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for ``url``.
+
+    None for this host itself, which a proxy elsewhere would look for in vain.
+    """
+    if url.host in _THIS_HOST:
+        return {}
     try:
         proxy, auth = get_env_proxy_for_url(url)
     except LookupError:

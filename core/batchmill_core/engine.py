@@ -77,6 +77,13 @@ class Tunable(Protocol):
         """Sizes that work, as far as it is known by now. Safe to call from any thread."""
 
 
+@runtime_checkable
+class TimesCalls(Protocol):
+    """An engine that ends each call itself, ``call_timeout_s`` seconds after it was sent; others are cut off."""
+
+    call_timeout_s: float
+
+
 def engine_class(name: str) -> type[Engine]:
     """The class that an installed package registered under ``batchmill.engines``.
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from batchmill_core import tokens
 from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
-from batchmill_core.engine import Engine, engine_class
+from batchmill_core.engine import Engine, TimesCalls, engine_class
 from batchmill_core.errors import ConfigurationError, EngineDown, EngineLost, Unreachable
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
@@ -162,7 +162,7 @@ class LocalLane:
         unit.sending = True
         life = self._deaths.life
         try:
-            async with asyncio.timeout(step.timeout_s):
+            async with asyncio.timeout(None if isinstance(self.engine, TimesCalls) else step.timeout_s):
                 completion = await self.engine.complete(request)
         except EngineLost as fault:
             if self._deaths.died(life):

@@ -158,6 +158,7 @@ def test_the_example_of_the_contract_is_read_whole(tmp_path: Path) -> None:
         ("[models.x]", "models.x has neither account nor engine"),
         ('[models.x]\nengine = "opnvino"\nsource = "hf:a/b"', "which is no engine; did you mean 'openvino'?"),
         ('[models.x]\nengine = "openvino"', "models.x.source is missing; give package:PACKAGE/FILE"),
+        ('[models.x]\nengine = "server"\nsource = "a"', "models.x.options.command is missing; give what starts"),
         ('[models.x]\nengine = "vllm"\nsource = "a"\nburst = 3', "models.x.burst limits calls to a provider"),
         (
             '[models.x]\nengine = "vllm"\nsource = "a"\nprice = { input = 1 }\ndevice_usd_per_hour = 1',
@@ -292,6 +293,13 @@ def test_a_relative_source_is_taken_from_the_folder_of_the_file(tmp_path: Path) 
     catalog = load(tmp_path, '[models.x]\nengine = "openvino"\nsource = "models/x.gguf"').catalog
 
     assert catalog.model("x").source == str(tmp_path / "models/x.gguf")
+
+
+def test_a_server_needs_a_command_and_no_source(tmp_path: Path) -> None:
+    catalog = load(tmp_path, '[models.x]\nengine = "server"\noptions.command = "serve {port}"').catalog
+
+    assert catalog.model("x").source is None
+    assert catalog.model("x").options == {"command": "serve {port}"}
 
 
 def test_the_folder_is_the_current_one_and_no_parent_is_searched(

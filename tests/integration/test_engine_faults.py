@@ -1,0 +1,101 @@
+"""Rows that bring an engine's process down or do not fit its device: the worker lives, and only those rows suffer."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batchmill_core.job import JobState
+from batchmill_core.request import RowStatus
+from batchmill_db import batch_sizes
+from batchmill_producers.retry import retry
+from batchmill_workers.gpu.device_kind import device_kind
+from tests.integration.conftest import MakeMill
+from tests.integration.harness import Mill, Worker
+
+ROOT = Path(__file__).parents[2]
+QUEUE = "gpu.scripted"
+TIMEOUT_S = 120.0
+FITS = 5
+
+
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an installed package that registers the scripted engine, for this process and its workers."""
+    folder = tmp_path / "plugins"
+    about = folder / "scripted-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[batchmill.engines]\nscripted = tests.scripted_engine:ScriptedEngine\n")
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """What the scripted engine takes for a model: the folder that says what its device does."""
+    folder = tmp_path / "device"
+    folder.mkdir()
+    (folder / "memory_rows").write_text("1000")
+    return folder
+
+
+def mill_with(make_mill: MakeMill, device: Path) -> Mill:
+    models = f'\n[models.scripted]\nengine = "scripted"\nsource = "{device}"\ndevice_usd_per_hour = 1.0\n'
+    return make_mill(tables=models)
+
+
+def start(mill: Mill, plugins: Path) -> Worker:
+    return mill.start_worker(env={"PYTHONPATH": f"{plugins}:{ROOT}"}, queues=[QUEUE], slots=2)
+
+
+def rows(count: int, **special: int) -> list[dict[str, object]]:
+    texts = {n: text for text, n in special.items()}
+    return [{"n": n, "text": texts.get(n, "food")} for n in range(count)]
+
+
+@pytest.mark.timeout(330)
+def test_a_row_that_crashes_the_engines_process_ends_dead_alone_and_can_be_retried(
+    make_mill: MakeMill, plugins: Path, device: Path
+) -> None:
+    (device / "segfault").touch()
+    mill = mill_with(make_mill, device)
+    worker = start(mill, plugins)
+    job = mill.submit(rows(8, segfault=5), model="scripted", chunk_size=8)
+    mill.wait_state(job, JobState.DONE, timeout_s=TIMEOUT_S)
+    first = mill.invariants(job)
+    (device / "segfault").unlink()
+    again = retry(mill.database, mill.settings, job.id, statuses=[RowStatus.DEAD])
+    mill.wait_state(job, JobState.DONE, timeout_s=TIMEOUT_S)
+
+    assert first.by_status[RowStatus.DEAD] == 1
+    assert first.by_status[RowStatus.OK] == 7
+    assert again == 1
+    assert mill.invariants(job).by_status[RowStatus.OK] == 8
+    assert worker.alive
+    assert "engine_lost" in worker.log
+
+
+@pytest.mark.timeout(200)
+def test_out_of_memory_ends_neither_a_worker_nor_its_engine_and_only_what_never_fits_is_too_long(
+    make_mill: MakeMill, plugins: Path, device: Path
+) -> None:
+    (device / "memory_rows").write_text(str(FITS))
+    mill = mill_with(make_mill, device)
+    worker = start(mill, plugins)
+    job = mill.submit(rows(60, huge=17), model="scripted", chunk_size=20)
+    mill.wait_state(job, JobState.DONE, timeout_s=TIMEOUT_S)
+    done = mill.invariants(job)
+    results = {r.row: r for r in mill.results(job)}
+    worker.terminate()
+    worker.wait_dead()
+    learned = mill.database.read(lambda conn: batch_sizes.load(conn, "scripted", device_kind("cpu")))
+
+    assert done.by_status[RowStatus.OK] == 59
+    assert results[17].status == RowStatus.TOO_LONG
+    assert results[17].error_kind == "too_long"
+    assert not re.search("engine_lost|Traceback", worker.log)
+    assert all(1 <= rows <= FITS for rows in learned.values())
+    assert learned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from batchmill_core.catalog import ModelEntry
@@ -23,10 +23,14 @@ DEADLINE_S = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCase:
-    """One engine under test. ``make`` builds it, not started; ``greedy`` are parameters that fix its answers."""
+    """One engine under test. ``make`` builds it, not started; ``greedy`` are parameters that fix its answers.
+
+    ``alone`` is how many answers of a batch are compared with what each gets alone, which takes an engine's time.
+    """
 
     name: str
     make: Callable[[], Engine]
+    alone: int = 32
     greedy: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0})
 
 
@@ -34,7 +38,11 @@ def openvino() -> Engine:
     return engine_class("openvino")(model=SMOLLM2, device="cpu")  # type: ignore[call-arg]  # Protocols have no __init__
 
 
-CASES = [EngineCase(name="openvino", make=openvino)]
+def transformers() -> Engine:
+    return engine_class("transformers")(model=replace(SMOLLM2, engine="transformers"), device="cpu")  # type: ignore[call-arg]  # as above
+
+
+CASES = [EngineCase(name="openvino", make=openvino), EngineCase(name="transformers", make=transformers, alone=10)]
 
 
 class EngineHost:

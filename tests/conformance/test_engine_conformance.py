@@ -49,9 +49,10 @@ def test_it_answers_a_chat_request(host: EngineHost) -> None:
 def test_greedy_answers_are_the_same_in_a_batch_and_alone(host: EngineHost) -> None:
     requests = [chat(prompt, max_tokens=12, **host.case.greedy) for prompt in PROMPTS]
     together = [answer.text for answer in host.answer(*requests)]
-    alone = [host.answer(request)[0].text for request in requests]
+    picked = range(0, len(requests), len(requests) // host.case.alone)
+    alone = [host.answer(requests[i])[0].text for i in picked]
 
-    assert together == alone
+    assert [together[i] for i in picked] == alone
 
 
 def test_concurrent_requests_get_their_own_answers(host: EngineHost) -> None:

@@ -9,10 +9,10 @@ from batchmill_core.errors import InvalidRequest
 from batchmill_core.request import Request, TaskKind
 
 
-def text_messages(request: Request, *, engine: str) -> list[dict[str, str]]:
+def text_messages(request: Request, *, engine: str, task: TaskKind = TaskKind.CHAT) -> list[dict[str, str]]:
     """The messages with their text parts joined. Raises InvalidRequest for what a text model cannot take."""
-    if request.task is not TaskKind.CHAT:
-        raise InvalidRequest(f"engine {engine} answers chat only, not {request.task.value}")
+    if request.task is not task:
+        raise InvalidRequest(f"engine {engine} answers {task.value} only, not {request.task.value}")
     if not request.messages:
         raise InvalidRequest("the request has no messages")
     return [{"role": _role(message), "content": _text(message, engine)} for message in request.messages]

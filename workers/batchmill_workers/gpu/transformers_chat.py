@@ -1,0 +1,95 @@
+"""Chat by a causal language model: messages in the model's template, read as token ids once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from batchmill_core.errors import InvalidRequest
+from batchmill_workers.gpu.batching import Item
+from batchmill_workers.gpu.chat_template import prompt_tokens
+from batchmill_workers.gpu.frames import Frame
+from batchmill_workers.gpu.sampling import DEFAULT_MAX_TOKENS
+from batchmill_workers.gpu.transformers_answer import Prompt
+from batchmill_workers.gpu.transformers_choice import Choice
+from batchmill_workers.gpu.transformers_decoding import Decoder, DecodingRun
+from batchmill_workers.gpu.transformers_loading import end_tokens, load_model, load_tokenizer, pad_token
+from batchmill_workers.gpu.transformers_options import TransformersOptions
+from batchmill_workers.gpu.transformers_work import Piece, Refused
+
+_PREFIX_TOKENS = 16
+_DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class Chat:
+    """A loaded chat model."""
+
+    task = "chat"
+
+    def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None, template: str) -> None:
+        self.model = model
+        self.context_tokens = context_tokens
+        self._tokenizer = tokenizer
+        self._template = template or None
+        self._defaults = generation_defaults(model)
+        self._decoder = Decoder(
+            model, ends=end_tokens(tokenizer, model), pad=pad_token(tokenizer, model), decode=self._decode
+        )
+
+    def read(self, frame: Frame) -> list[Piece]:
+        sampling = frame["sampling"]
+        try:
+            tokens = prompt_tokens(self._tokenizer, frame["messages"], template=self._template)
+        except InvalidRequest as error:
+            raise Refused("invalid_request", str(error)) from error
+        if not tokens:
+            raise Refused("invalid_request", "the model's chat template makes an empty prompt of the messages")
+        max_tokens = room(len(tokens), sampling["max_tokens"], self.context_tokens)
+        prompt = Prompt(
+            tokens=tokens,
+            max_tokens=max_tokens,
+            choice=Choice.of(sampling, self._defaults),
+            stop=tuple(sampling["stop"]),
+        )
+        prefix = ",".join(map(str, tokens[:_PREFIX_TOKENS]))
+        return [Piece(tokens=len(tokens), wanted=max_tokens, prefix=prefix, payload=prompt)]
+
+    def begin(self, items: Sequence[Item]) -> DecodingRun:
+        return DecodingRun(self._decoder, items)
+
+    def merge(self, parts: Sequence[Frame]) -> Frame:
+        return parts[0]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+
+def load_chat(path: Path, device: str, options: TransformersOptions, context_tokens: int | None) -> Chat:
+    """Raises ValueError when the model has no chat template and none is given."""
+    tokenizer = load_tokenizer(path, options)
+    if not tokenizer.chat_template and not options.chat_template:
+        raise ValueError("the model has no chat template; give one as options.chat_template")
+    model = load_model(transformers.AutoModelForCausalLM, path, device, options)
+    known = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return Chat(model, tokenizer, context_tokens=known, template=options.chat_template)
+
+
+def generation_defaults(model: Any) -> Mapping[str, Any]:
+    """The sampling that the model's own generation settings ask for; None where they say nothing."""
+    settings = getattr(model, "generation_config", None)
+    return {name: getattr(settings, name, None) for name in _DEFAULTS}
+
+
+def room(prompt: int, wanted: int | None, context: int | None) -> int:
+    """How many tokens may be answered. Raises Refused when a prompt of so many tokens and the answer do not fit."""
+    if context is None:
+        return wanted or DEFAULT_MAX_TOKENS
+    if prompt + (wanted or 1) > context:
+        asked = f" and max_tokens {wanted}" if wanted else ""
+        said = f"a prompt of {prompt} tokens{asked} does not fit the context of {context} tokens"
+        raise Refused("too_long", said)
+    return wanted or min(DEFAULT_MAX_TOKENS, context - prompt)

@@ -61,6 +61,7 @@ def test_imports_that_run_one_way_pass(house: Path) -> None:
         ("workers/batchmill_workers/tasks.py", "import batchmill_producers", "Imports run one way"),
         ("producers/batchmill_producers/submit.py", "import sqlalchemy", "Only db speaks SQL"),
         ("workers/batchmill_workers/api/engine.py", "import batchmill_workers.gpu", "The wings do not know each other"),
+        ("workers/batchmill_workers/gpu/meter.py", "import batchmill_workers.api", "The wings do not know each other"),
     ],
 )
 def test_an_import_against_the_direction_fails(house: Path, file: str, fault: str, broken: str) -> None:

@@ -1,0 +1,126 @@
+"""A server's process, seen from the worker's event loop: start it, hear of its end, end it with all its children."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import server_guard
+
+_CLOSE_EXTRA_S = 10.0
+
+
+class ServerLost(Exception):
+    """The server's process could not start, ended or was given up; the message says how."""
+
+
+class ServerProcess:
+    """One run of a command under its guard. Belongs to one event loop.
+
+    ``ended`` is done, with how, as soon as the command's own process has ended; what that left behind is ended too,
+    and gone when ``stop`` returns.
+    """
+
+    def __init__(self, guard: subprocess.Popen[bytes], writer: asyncio.StreamWriter, pid: int) -> None:
+        self.pid = pid
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._guard = guard
+        self._writer = writer
+        self._listener: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    @classmethod
+    async def start(cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> ServerProcess:
+        """Starts the command with this environment, its output going to ``log``. Raises ServerLost when it cannot."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            guard = _spawn(command, environment, log, theirs.fileno())
+        reader, writer = await asyncio.open_connection(sock=ours)
+        first = await _line(reader)
+        if "pid" not in first:
+            writer.close()
+            await asyncio.to_thread(guard.wait)
+            raise ServerLost(first.get("failed", f"its guard ended at once; {log} says why"))
+        process = cls(guard, writer, first["pid"])
+        process._listener = asyncio.create_task(process._listen(reader))
+        return process
+
+    async def stop(self, *, grace_s: float, number: int = signal.SIGTERM) -> None:
+        """Sends the signal, kills what is left after ``grace_s``, and waits until nothing is. Idempotent."""
+        if not self._stopped:
+            self._stopped = True
+            self._writer.write(json.dumps({"stop": number, "grace_s": grace_s}).encode() + b"\n")
+        try:
+            await asyncio.to_thread(self._guard.wait, grace_s + _CLOSE_EXTRA_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            await asyncio.to_thread(self._guard.wait)
+            _kill_group(self.pid)
+        if self._listener is not None:
+            await asyncio.gather(self._listener, return_exceptions=True)
+        self._writer.close()
+        await asyncio.gather(self._writer.wait_closed(), return_exceptions=True)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while said := await _line(reader):
+            if "ended" in said:
+                self._note(how_it_ended(said["ended"]))
+        if not self.ended.done():
+            _kill_group(self.pid)
+            self._note("its guard was killed, and it with it")
+
+    def _note(self, how: str) -> None:
+        if not self.ended.done():
+            self.ended.set_result(how)
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words; negative ones are signals."""
+    if status >= 0:
+        return f"the server ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = "an unknown one"
+    return f"the server was killed by signal {-status} ({name})"
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, channel: int) -> subprocess.Popen[bytes]:
+    """In a session of its own: a Ctrl-C at the terminal reaches the worker alone, which drains first."""
+    guard = [sys.executable, "-I", "-S", str(Path(server_guard.__file__)), str(channel), str(log), *command]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            guard,
+            env=environment,
+            pass_fds=[channel],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """The next thing that the guard says; empty when it is gone."""
+    try:
+        line = await reader.readline()
+    except OSError:
+        return {}
+    said: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+    return said
+
+
+def _kill_group(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,32 @@
+"""Whether a server that runs still serves: decided from what became of its calls, without I/O or clock."""
+
+from __future__ import annotations
+
+UNREACHABLE_FOR_S = 20.0
+
+
+class Pulse:
+    """What the calls of one run of a server say about it. Moments are seconds of one monotonic clock.
+
+    A call that timed out is a slow row's as long as others were answered meanwhile. When nothing at all was, since
+    it was sent, the server may hang; when nothing was for twice as long, it does.
+    """
+
+    def __init__(self) -> None:
+        self._answered_at = float("-inf")
+        self._unreachable_since: float | None = None
+
+    def answered(self, now_s: float) -> None:
+        """The server answered something, were it an error."""
+        self._answered_at = now_s
+        self._unreachable_since = None
+
+    def silent_since(self, moment_s: float) -> bool:
+        """Whether it has answered nothing after that moment."""
+        return self._answered_at <= moment_s
+
+    def unreachable(self, now_s: float) -> bool:
+        """It took no connection. True when that has gone on for too long for a server that lives."""
+        if self._unreachable_since is None:
+            self._unreachable_since = now_s
+        return now_s - self._unreachable_since >= UNREACHABLE_FOR_S

@@ -15,8 +15,8 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
         "batchmill run job.toml --limit 10",
     ),
     "submit": (
-        "batchmill submit reviews.jsonl -m sim-chat -p 'Label: {{ text }}' --name labels",
-        "batchmill submit 's3://bucket/2024-*.parquet' -m sim-chat --prompt-file ask.txt",
+        "batchmill submit texts.csv -m sim-chat -p 'Label: {{ text }}' --name labels",
+        "batchmill submit 's3://bucket/*.parquet' -m sim-chat --prompt-file ask.txt",
         "job=$(batchmill submit job.toml) && batchmill watch $job",
     ),
     "estimate": (

@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from sqlalchemy import (
@@ -46,6 +47,7 @@ from .results import NOT_OK, finished
 from .schema import COUNTER_COLUMNS, TOKEN_COLUMNS, call, chunk, job, payload, result, round_
 from .session import now_ms
 
+_NAMES_LOOKED_AT = 200
 _READY = chunk.c.state == literal_column("'ready'")  # in a literal, so that the partial indexes serve
 _ID_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 
@@ -182,8 +184,15 @@ def find(conn: Connection, reference: str) -> JobRecord:
         .limit(1)
     ).one_or_none()
     if found is None:
-        raise JobError(f"there is no job {reference!r}; `batchmill jobs` lists them")
+        raise JobError(f"there is no job {reference!r}; {_near(conn, reference)}`batchmill jobs` lists them")
     return _record(found)
+
+
+def _near(conn: Connection, reference: str) -> str:
+    """The name of a newer job that is nearly this, as a question; nothing where none is."""
+    newest = select(job.c.name).order_by(job.c.id.desc()).limit(_NAMES_LOOKED_AT)
+    close = get_close_matches(reference, conn.execute(newest).scalars().all(), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
 
 
 def by_key(conn: Connection, key: str) -> JobRecord | None:

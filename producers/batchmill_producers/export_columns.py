@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from batchmill_core.errors import ConfigurationError
@@ -25,6 +26,10 @@ def without_clashes(given: Iterable[str], taken: Iterable[str]) -> list[str]:
 
 def no_column(r: Result, name: str, given: Mapping[str, Any]) -> ConfigurationError:
     """An error for a column that neither results nor this row's input have."""
-    return ConfigurationError(
-        f"row {r.row} has no column {name!r}; there are {', '.join(COLUMNS)} and of the input {', '.join(given)}"
-    )
+    return ConfigurationError(f"row {r.row} has no column {name!r}; {there_are(name, [*COLUMNS, *given])}")
+
+
+def there_are(name: str, known: Sequence[str]) -> str:
+    """The columns that can be asked for instead of ``name``, the nearest before all."""
+    close = get_close_matches(name, known, n=1)
+    return f"{f'did you mean {close[0]!r}? There' if close else 'there'} are {', '.join(known)}"

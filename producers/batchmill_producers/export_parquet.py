@@ -24,7 +24,7 @@ from batchmill_db import jobs
 from batchmill_db.session import Database
 
 from .column_types import ColumnTypes, JsonType, as_json
-from .export_columns import without_clashes
+from .export_columns import there_are, without_clashes
 from .export_rows import Result, loads_input, stream_results
 
 _GROUP_ROWS = 20_000
@@ -90,7 +90,7 @@ def _picked(columns: Sequence[_Column], names: Sequence[str] | None) -> list[_Co
     known = {c.field.name: c for c in columns}
     unknown = [n for n in names if n not in known]
     if unknown:
-        raise ConfigurationError(f"there is no column {unknown[0]!r} in Parquet; there are {', '.join(known)}")
+        raise ConfigurationError(f"there is no column {unknown[0]!r} in Parquet; {there_are(unknown[0], [*known])}")
     return [known[n] for n in names]
 
 

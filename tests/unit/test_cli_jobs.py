@@ -170,7 +170,25 @@ def test_results_of_a_status_that_is_none_are_refused(
     folder.done()
 
     assert main(["results", "reviews", "--status", "good"]) == 2
-    assert "there is no status 'good'; there are ok, truncated" in capsys.readouterr().err
+    assert "there is no status 'good'; known: cancelled, dead, failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("show reviws", "there is no job 'reviws'; did you mean 'reviews'? `batchmill jobs` lists them"),
+        ("show something-else", "there is no job 'something-else'; `batchmill jobs` lists them"),
+        ("results reviews --columns row,outptu", "row 0 has no column 'outptu'; did you mean 'output'? There are row,"),
+        ("results reviews -o x.parquet --columns txet", "no column 'txet' in Parquet; did you mean 'text'? There are"),
+    ],
+)
+def test_a_mistyped_job_or_column_names_the_nearest(
+    command: str, words: str, folder: PreparedFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.done()
+
+    assert main(command.split()) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -348,6 +366,43 @@ def test_watch_of_a_paused_job_exits_with_3_and_what_to_do(
         f"batchmill: job {job.public_id} is paused: budget of $1 is used up; raise it and go on: "
         f"`batchmill resume {job.public_id} --budget USD`"
     )
+
+
+def test_watch_without_a_job_takes_the_newest_that_is_open(
+    folder: PreparedFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder.submit(name="older")
+    newest = folder.submit(name="newest")
+    folder.done(name="done")
+
+    assert main(["watch", "--give-up-after", "0s"]) == 3
+
+    said = capsys.readouterr().err
+    assert "the newest of 2 open jobs" in said
+    assert f"newest {newest.public_id}: 0 of 4 rows" in said
+    assert said.splitlines()[-1].startswith("batchmill: no live worker serves queue api.sim; start one: batchmill")
+
+
+def test_watch_without_a_job_and_none_open_names_the_newest(
+    folder: PreparedFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = folder.done()
+
+    assert main(["watch"]) == 2
+    assert f"no job is open; the newest is done: `batchmill show {job.public_id}`" in capsys.readouterr().err
+
+
+def test_watch_says_that_no_worker_serves_the_job_and_waits_for_one(folder: PreparedFolder) -> None:
+    job = folder.submit()
+    command = [sys.executable, "-m", "batchmill.cli", "watch"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        folder.answer(job, [OK] * 4)
+
+        assert process.wait(60) == 0
+
+    assert f"waits: no live worker serves queue api.sim; start one: batchmill resume {job.public_id}" in first
 
 
 def test_verify_finds_nothing_in_a_sound_job_and_the_broken_invariant_in_another(

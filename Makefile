@@ -20,10 +20,14 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml constraints.txt ops/bootstrap
 	@ops/bootstrap
 
+# torch and its kin: large, so that only what needs them waits for them
+.venv/.transformers: .venv/.installed
+	@ops/bootstrap transformers
+
 run: install
 	@$(PYTHON) -m batchmill.demo
 
-test: install
+test: install .venv/.transformers
 	$(PYTHON) -m pytest --ignore=tests/benchmarks $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 # pytest-celery's fixtures warn of what is not ours; the containers of a slow machine take their time.
@@ -37,7 +41,7 @@ check: install
 	.venv/bin/lint-imports
 	$(PYTHON) -m pytest tests/unit -q $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-bench: install
+bench: install .venv/.transformers
 	$(PYTHON) -m pytest tests/benchmarks -s --timeout=1800 -o python_files='test_*.py bench_*.py' $(PYTEST_ARGS)
 
 screenshots: install

@@ -73,7 +73,7 @@ def estimate(settings: Settings, submission: Submission) -> Estimate:
 
 
 def _output_range(task: TaskKind, params: dict[str, Any]) -> tuple[int, int]:
-    if task is TaskKind.EMBED:
+    if task is not TaskKind.CHAT:
         return 0, 0
     most = params.get("max_completion_tokens", params.get("max_tokens"))
     return (1, most) if isinstance(most, int) else _GUESSED_OUTPUT

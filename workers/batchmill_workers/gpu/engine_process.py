@@ -8,9 +8,12 @@ gone.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +22,7 @@ import orjson
 from .frames import HEADER, Frame, encode
 
 _END_TIMEOUT_S = 20.0
+_GROUP_END_TIMEOUT_S = 2.0
 
 
 class ProcessLost(Exception):
@@ -150,8 +154,9 @@ class EngineProcess:
 
 
 def _spawn(module: str, channel: int) -> subprocess.Popen[bytes]:
+    """A session of its own: what it starts is ended with it, and a Ctrl-C at the terminal reaches the worker alone."""
     command = [sys.executable, "-P", "-m", module, str(channel)]
-    return subprocess.Popen(command, pass_fds=[channel], stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, pass_fds=[channel], stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 async def _read(reader: asyncio.StreamReader) -> Frame:
@@ -166,5 +171,18 @@ def _reap(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         code = process.wait()
+    _end_group(process.pid)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
     return f"the engine's process {how}"
+
+
+def _end_group(leader: int) -> None:
+    """Kills what an engine's process left behind, such as vLLM's own processes when theirs was killed."""
+    deadline = time.monotonic() + _GROUP_END_TIMEOUT_S
+    try:
+        while time.monotonic() < deadline:  # what is ending by itself may clean up
+            os.killpg(leader, 0)
+            time.sleep(0.02)
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return

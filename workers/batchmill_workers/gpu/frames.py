@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import select
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -27,6 +28,9 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
 
     def send(self, frame: Mapping[str, Any]) -> None:
         self._connection.sendall(encode(frame))
@@ -55,3 +59,26 @@ class Channel:
             frames.append(orjson.loads(self._buffer[HEADER.size : end]))
             del self._buffer[:end]
         return frames
+
+
+async def deliver_frames(channel: Channel, take: Callable[[Frame], None]) -> None:
+    """Hands every message to ``take`` as it comes, on the running event loop.
+
+    Ends only with an error: of ``take``, or EOFError or an OSError when the worker is gone.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def read() -> None:
+        try:
+            for frame in channel.receive(wait=False):
+                take(frame)
+        except Exception as error:  # noqa: BLE001  # handed to the one who awaits
+            if not ended.done():
+                ended.set_exception(error)
+
+    loop.add_reader(channel.fileno(), read)
+    try:
+        await ended
+    finally:
+        loop.remove_reader(channel.fileno())

@@ -31,7 +31,11 @@ from .meter import DeviceMeter
 from .sources import resolve_source
 
 _START_TIMEOUT_S = 1800.0  # a large model on a cold disk
-_ERRORS: dict[str, type[CallError]] = {"too_long": TooLong, "invalid_request": InvalidRequest}
+_ERRORS: dict[str, type[CallError]] = {
+    "too_long": TooLong,
+    "invalid_request": InvalidRequest,
+    "engine_down": EngineDown,  # the device is lost, see ``batching_faults``: no row is to blame
+}
 
 
 class HostedEngine:
@@ -168,7 +172,11 @@ class HostedEngine:
         )
 
     def _completion(self, last: Frame, run: _Run) -> Completion:
-        usage = Usage(input=last["input_tokens"], output=last.get("output_tokens", 0))
+        usage = Usage(
+            input=last["input_tokens"],
+            cached_input=last.get("cached_tokens", 0),
+            output=last.get("output_tokens", 0),
+        )
         self._output_tokens += usage.output
         return Completion(
             **self.answer(last),

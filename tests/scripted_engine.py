@@ -1,7 +1,7 @@
 """An engine with a process and our batcher, whose device is a script: some rows crash it, some do not fit.
 
 A prompt that holds ``segfault`` ends the process by that signal for as long as a file of that name lies in the model's
-source folder. ``memory_rows`` there says how many rows fit at once; a prompt that holds ``huge`` does not fit at all.
+source folder; while ``lost`` lies there, the device answers every batch as a broken one does. ``memory_rows`` says how many rows fit at once; a prompt that holds ``huge`` does not fit at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.request import Request
 from batchmill_workers.gpu.batching import Batch, Item, Limits
-from batchmill_workers.gpu.batching_faults import is_out_of_memory
+from batchmill_workers.gpu.batching_faults import is_device_lost, is_out_of_memory
 from batchmill_workers.gpu.batching_queue import Batcher
 from batchmill_workers.gpu.batching_sizes import Sizes
 from batchmill_workers.gpu.chat import text_messages
@@ -72,6 +72,10 @@ class Device:
             try:
                 self._compute(batch)
             except Exception as error:
+                if is_device_lost(error):
+                    for item in batch.items:
+                        self._channel.send(failure(item.number, "engine_down", str(error)))
+                    return
                 if not is_out_of_memory(error):
                     raise
                 self._shrink(batch)
@@ -102,6 +106,8 @@ class Device:
         texts = [item.payload for item in batch.items]
         if (self._source / "segfault").exists() and any("segfault" in text for text in texts):
             os.kill(os.getpid(), signal.SIGSEGV)
+        if (self._source / "lost").exists():
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         fits = int((self._source / "memory_rows").read_text())
         if batch.rows > fits or any("huge" in text for text in texts):
             raise MemoryError

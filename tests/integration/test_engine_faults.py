@@ -12,6 +12,7 @@ from batchmill_core.request import RowStatus
 from batchmill_db import batch_sizes
 from batchmill_producers.retry import retry
 from batchmill_workers.gpu.device_kind import device_kind
+from batchmill_workers.parentage import DOWN_EXIT_CODE
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, Worker
 
@@ -19,6 +20,12 @@ ROOT = Path(__file__).parents[2]
 QUEUE = "gpu.scripted"
 TIMEOUT_S = 120.0
 FITS = 5
+
+
+@pytest.fixture
+def database_url(sqlite_url: str) -> str:
+    """One database is enough for an engine's faults; what SQL makes of crashes runs on both in ``test_poison``."""
+    return sqlite_url
 
 
 @pytest.fixture
@@ -99,3 +106,20 @@ def test_out_of_memory_ends_neither_a_worker_nor_its_engine_and_only_what_never_
     assert not re.search("engine_lost|Traceback", worker.log)
     assert all(1 <= rows <= FITS for rows in learned.values())
     assert learned
+
+
+@pytest.mark.timeout(200)
+def test_a_lost_device_ends_its_worker_and_no_row_is_blamed(make_mill: MakeMill, plugins: Path, device: Path) -> None:
+    (device / "lost").touch()
+    mill = mill_with(make_mill, device)
+    first = start(mill, plugins)
+    job = mill.submit(rows(8), model="scripted", chunk_size=4)
+    code = first.wait_dead(TIMEOUT_S)
+    (device / "lost").unlink()
+    start(mill, plugins)
+    mill.wait_state(job, JobState.DONE, timeout_s=TIMEOUT_S)
+
+    assert code == DOWN_EXIT_CODE
+    assert "uncorrectable ECC" in first.log
+    assert mill.invariants(job).by_status[RowStatus.OK] == 8
+    assert all(chunk.crash_count == 0 for chunk in mill.chunks(job))

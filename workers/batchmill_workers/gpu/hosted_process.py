@@ -40,5 +40,8 @@ def serve(load: Callable[[Frame, Channel], tuple[Runner, Frame]], reason: Callab
 
 
 def failure(number: int, kind: str, message: str) -> Frame:
-    """The last message of a call without an answer; ``kind`` is too_long, invalid_request or engine_failed."""
+    """The last message of a call without an answer; ``kind`` is too_long, invalid_request, engine_failed or engine_down.
+
+    The last of them says that the device is lost: the worker ends and another starts, the row keeps its turn.
+    """
     return {"id": number, "done": True, "error": {"kind": kind, "message": message}}

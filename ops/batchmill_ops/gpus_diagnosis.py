@@ -8,6 +8,8 @@ from enum import StrEnum
 
 from batchmill_core.settings import Settings
 
+from .figures import duration
+
 _SOME_ROW = 0.5  # of means: more than this, a row was there more often than not
 _SOME_BUBBLE = 0.02  # of the time
 _HARDLY_USED_PERCENT = 5.0
@@ -136,7 +138,12 @@ def _is_out_of_work(seen: Seen) -> bool:
 def _late(seen: Seen, limits: Thresholds) -> Finding | None:
     if seen.p99_ms is None or seen.p99_ms <= limits.p99_ms:
         return None
-    return Finding(verdict=Verdict.LATENCY, why=f"p99 is {seen.p99_ms:,.0f} ms, the target {limits.p99_ms:,.0f} ms")
+    return Finding(verdict=Verdict.LATENCY, why=f"p99 is {span(seen.p99_ms)}, the target {span(limits.p99_ms)}")
+
+
+def span(milliseconds: float) -> str:
+    """``412 ms``, ``34 s``, ``1 min 50 s``."""
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else duration(milliseconds / 1000)
 
 
 def _used(use_percent: float) -> str:

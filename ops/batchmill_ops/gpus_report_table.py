@@ -10,6 +10,7 @@ from rich.text import Text
 
 from .figures import duration, rate
 from .gpus_columns import STYLES, spark
+from .gpus_diagnosis import span
 from .gpus_points import Point, joined
 from .gpus_report import Alarm, DeviceReport
 
@@ -83,7 +84,7 @@ def _engine(report: DeviceReport) -> Iterator[tuple[str, str]]:
     if mean.bubble_share is not None:
         yield "bubble", f"idle while rows waited {100 * mean.bubble_share:.1f} % of the time"
     if report.history.p99_ms is not None:
-        yield "latency", f"p99 {report.history.p99_ms:,.0f} ms"
+        yield "latency", f"p99 {span(report.history.p99_ms)}"
 
 
 def _physics(report: DeviceReport) -> Iterator[tuple[str, str]]:

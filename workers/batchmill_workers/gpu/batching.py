@@ -56,10 +56,6 @@ class Batch:
     def length_class(self) -> int:
         return length_class(self.padded)
 
-    @property
-    def group(self) -> Hashable:
-        return self.items[0].group
-
     def without(self, numbers: Iterable[int]) -> Batch | None:
         """The batch without these rows; None when none is left."""
         gone = set(numbers)

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 
 from .gpus_diagnosis import Verdict
 
-# By engine: the option under [models.M] that sets how many rows are computed at once, and what saves memory.
-_ROWS_AT_ONCE = {"vllm": "max_num_seqs", "openvino": "capacity_rows"}
+# By engine: the option under [models.M] for how many rows are computed at once, what saves memory, and what gives more.
+_ROWS_AT_ONCE = {
+    "vllm": "max_num_seqs",
+    "openvino": "capacity_rows",
+    "transformers": "max_rows",
+    "server": "capacity_rows",
+}
 _SAVES_MEMORY = {
     "vllm": 'lower max_model_len, or set quantization or kv_cache_dtype = "fp8"',
     "openvino": "lower capacity_rows or set cache_gb",
+    "transformers": 'lower max_batch_tokens, or set dtype = "bfloat16"',
+    "server": "lower capacity_rows",
 }
-_GIVES_MEMORY = {"vllm": "raise gpu_memory_utilization", "openvino": "raise cache_gb if it is set"}
+_GIVES_MEMORY = {"vllm": "raise gpu_memory_utilization"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@ from batchmill_core.settings import Settings
 from batchmill_ops.gpus_advice import Place, advice
 from batchmill_ops.gpus_diagnosis import ALARMS, Seen, Thresholds, Verdict, diagnose
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
+from batchmill_workers.gpu.server_options import ServerOptions
+from batchmill_workers.gpu.transformers_options import TransformersOptions
+from batchmill_workers.gpu.vllm_options import VllmOptions
 
 LIMITS = Thresholds()
 WORKING = {"use_percent": 60.0, "memory_percent": 80.0, "running": 8.0, "waiting": 0.0, "bubble_share": 0.0}
@@ -119,7 +122,7 @@ def test_a_finding_says_why(seen: Seen, why: str) -> None:
 # advice
 
 ENGINES = ("vllm", "openvino", "transformers", "server", None)
-KNOWN_VLLM = {"max_num_seqs", "max_model_len", "quantization", "kv_cache_dtype", "gpu_memory_utilization"}
+OPTIONS = (VllmOptions, OpenVinoOptions, TransformersOptions, ServerOptions)
 
 
 def place(engine: str | None = None, *, device: str = "0") -> Place:
@@ -139,7 +142,7 @@ def test_every_alarm_has_advice(verdict: Verdict, engine: str | None) -> None:
 
 def test_settings_that_advice_names_are_settings_or_options_of_engines() -> None:
     named = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", every_advice()))
-    known = {f.name for f in fields(Settings)} | {f.name for f in fields(OpenVinoOptions)} | KNOWN_VLLM
+    known = {f.name for holder in (Settings, *OPTIONS) for f in fields(holder)}
 
     assert {"gpu_slots", "max_num_seqs", "cache_gb"} <= named
     assert named - known - {"max_tokens"} == set()
@@ -154,7 +157,10 @@ def test_options_that_advice_names_are_options() -> None:
     assert {"chunk-size", "devices"} <= named <= known
 
 
-@pytest.mark.parametrize(("engine", "option"), [("vllm", "max_model_len"), ("openvino", "capacity_rows")])
+@pytest.mark.parametrize(
+    ("engine", "option"),
+    [("vllm", "max_model_len"), ("openvino", "capacity_rows"), ("transformers", "max_batch_tokens")],
+)
 def test_advice_about_memory_is_about_the_engine(engine: str, option: str) -> None:
     assert option in (advice(Verdict.MEMORY_BOUND, place(engine)) or "")
 

@@ -44,7 +44,7 @@ class Engine:
     async def close(self) -> None: ...
 
     def figures(self) -> EngineFigures:
-        return self.now
+        return replace(self.now)
 
 
 class Mute:
@@ -180,6 +180,19 @@ def test_an_engine_that_started_anew_never_counts_backwards() -> None:
         pass
 
     assert (reading.tokens_per_s, busy_percent) == (0.0, 0.0)
+
+
+def test_an_engine_that_fails_to_tell_fails_no_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    engine, clock = Engine(), Clock()
+    engine.now = EngineFigures(running=3, busy_ns=S)
+    seen = watch(engine, clock)
+    engine.now = None  # type: ignore[assignment]  # a bug: reading it fails
+
+    with seen.bubble.holding(), seen.sampled(devices=1) as (reading, _):
+        pass
+
+    assert reading.running == 3
+    assert [r.getMessage() for r in caplog.records] == ["engine_figures_failed model=small"]
 
 
 # the thread

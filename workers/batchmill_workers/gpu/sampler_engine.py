@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from batchmill_core.engine import EngineFigures, Observable
 from batchmill_db.samples import EngineReading
 
 from .sampler_bubble import BubbleMeter
+
+log = logging.getLogger(__name__)
 
 _NS = 1_000_000_000
 
@@ -27,12 +30,24 @@ class EngineWatch:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._engine = engine
+        self._last = EngineFigures()
+        self._told = False
         self._worker = worker
         self._model = model
         self._booked = booked
         self._clock = clock
-        self.bubble = BubbleMeter(lambda: engine.figures().busy_ns, clock=clock)
-        self._before = (clock(), engine.figures(), self.bubble.bubble_ns)
+        self.bubble = BubbleMeter(lambda: self._figures().busy_ns, clock=clock)
+        self._before = (clock(), self._figures(), self.bubble.bubble_ns)
+
+    def _figures(self) -> EngineFigures:
+        """The last ones again when the engine fails to tell: a bug of somebody's engine must not fail an attempt."""
+        try:
+            self._last = self._engine.figures()
+        except Exception:
+            if not self._told:
+                log.exception("engine_figures_failed model=%s", self._model)
+            self._told = True
+        return self._last
 
     @contextmanager
     def sampled(self, *, devices: int) -> Iterator[tuple[EngineReading, float]]:
@@ -40,7 +55,7 @@ class EngineWatch:
 
         A block that ends with an error leaves that time to the next sample: nothing of it is lost.
         """
-        now_ns, figures, bubble_ns = now = (self._clock(), self._engine.figures(), self.bubble.bubble_ns)
+        now_ns, figures, bubble_ns = now = (self._clock(), self._figures(), self.bubble.bubble_ns)
         then_ns, before, bubble_before_ns = self._before
         passed_s = max(1, now_ns - then_ns) / _NS
         tokens = max(0, figures.output_tokens - before.output_tokens)

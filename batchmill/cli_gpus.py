@@ -53,10 +53,8 @@ def gpus_command(
             _report(database, settings, since_s, as_json=as_json)
         elif as_json or once:
             _once(database, settings, as_json=as_json)
-        elif (console := facts()).is_terminal:
-            _live(database, settings, console)
         else:
-            _lines(database, settings)
+            _watch(database, settings)
 
 
 def parse_span(text: str) -> float:
@@ -93,8 +91,20 @@ def _once(database: Database, settings: Settings, *, as_json: bool) -> None:
         tell(DevicesView(devices, Thresholds.of(settings)))
 
 
+def _watch(database: Database, settings: Settings) -> None:
+    """Until Ctrl-C, which is how it is meant to end."""
+    console = facts()
+    try:
+        if console.is_terminal:
+            _live(database, settings, console)
+        else:
+            _lines(database, settings)
+    except KeyboardInterrupt:
+        return
+
+
 def _live(database: Database, settings: Settings, console: Console) -> None:
-    """Redraws in place until Ctrl-C; a database that is away for a moment is told, and asked again."""
+    """Redraws in place; a database that is away for a moment is told, and asked again."""
     from rich.live import Live
     from rich.text import Text
 
@@ -115,7 +125,7 @@ def _live(database: Database, settings: Settings, console: Console) -> None:
 
 
 def _lines(database: Database, settings: Settings) -> None:
-    """A line per device and sample, until Ctrl-C or until nobody reads them."""
+    """A line per device and sample, also until nobody reads them."""
     from batchmill_db.session import DatabaseError
     from batchmill_ops.gpus import read_devices
     from batchmill_ops.gpus_table import NONE_YET, line_of

@@ -6,13 +6,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from batchmill_core.settings import Settings
 from batchmill_db import chunks, latencies, samples, telemetry
 from batchmill_db.samples import Span
 from batchmill_db.session import Connection, Database
+from batchmill_db.telemetry import WorkerRecord
 
 from .gpus_advice import Place, advice
 from .gpus_diagnosis import Finding, Seen, Thresholds, diagnose
@@ -128,11 +129,15 @@ def read_devices(database: Database, settings: Settings) -> list[DeviceState]:
     point_s = settings.sample_every_s * SAMPLES_PER_POINT
     with database.reading() as conn:
         histories = read_histories(conn, settings, ago_s=point_s * LIVE_POINTS, count=LIVE_POINTS)
+        workers = telemetry.live_workers(conn)
         ready = _ready_models(conn, {m for h in histories for m in h.models})
-        elsewhere = _unserved_models(conn)
+        elsewhere = _unserved_models(conn, workers)
     now_ms = time.time() * 1000
     limits = Thresholds.of(settings)
-    return [_state(h, settings, limits, ready=ready, elsewhere=elsewhere, now_ms=now_ms) for h in histories]
+    names = {w.name for w in workers}
+    return [
+        _state(h, settings, limits, ready=ready, elsewhere=elsewhere, workers=names, now_ms=now_ms) for h in histories
+    ]
 
 
 def _ready_models(conn: Connection, models: Iterable[str]) -> set[str]:
@@ -140,8 +145,8 @@ def _ready_models(conn: Connection, models: Iterable[str]) -> set[str]:
     return {m for m in models if chunks.overdue(conn, [f"{_QUEUE}{m}"], waited_ms=0, limit=1)}
 
 
-def _unserved_models(conn: Connection) -> list[str]:
-    served = {q for w in telemetry.live_workers(conn) for q in w.queues}
+def _unserved_models(conn: Connection, workers: Iterable[WorkerRecord]) -> list[str]:
+    served = {q for w in workers for q in w.queues}
     work = chunks.queues_with_work(conn)
     return sorted(q.removeprefix(_QUEUE) for q in work if q.startswith(_QUEUE) and q not in served)
 
@@ -153,15 +158,16 @@ def _state(
     *,
     ready: set[str],
     elsewhere: Sequence[str],
+    workers: set[str],
     now_ms: float,
 ) -> DeviceState:
     now = history.points[-1] or Point()
     silent_s = max(0.0, now_ms - history.last_ms) / 1000
-    seen = seen_in(
-        now,
-        p99_ms=history.p99_ms,
+    seen = replace(
+        seen_in(now, p99_ms=history.p99_ms),
         ready=not ready.isdisjoint(history.models),
         silent_s=silent_s if silent_s > _SILENT_SAMPLES * settings.sample_every_s else None,
+        has_worker=not workers.isdisjoint(history.workers),
     )
     place = place_of(history, settings, elsewhere=elsewhere)
     told = [Told(finding=f, advice=advice(f.verdict, place)) for f in diagnose(seen, limits)]
@@ -179,8 +185,6 @@ def seen_in(point: Point, *, p99_ms: float | None = None, ready: bool = False, s
         p99_ms=p99_ms,
         throttle=point.throttle,
         thermal=point.thermal_share >= 0.5,
-        ready=ready,
-        silent_s=silent_s,
     )
 
 

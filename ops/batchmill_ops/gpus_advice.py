@@ -53,10 +53,11 @@ def advice(verdict: Verdict, place: Place) -> str | None:
 
 
 def _silent(place: Place) -> str:
-    return (
-        f"see whether its worker lives (`batchmill status`, and the worker's log on {place.host}); "
-        f"to start one: `batchmill worker gpu --model {place.model or 'M'}`"
-    )
+    return f"see what the worker's log on {place.host} says of samples, and whether `batchmill doctor` finds the database well"
+
+
+def _gone(place: Place) -> str:
+    return f"to start one on {place.host}: `batchmill worker gpu --model {place.model or 'M'}`"
 
 
 def _throttled(place: Place) -> str:
@@ -115,6 +116,7 @@ def _unknown(place: Place) -> str:
 
 _ADVICE: Mapping[Verdict, Callable[[Place], str | None]] = {
     Verdict.SILENT: _silent,
+    Verdict.GONE: _gone,
     Verdict.THROTTLED: _throttled,
     Verdict.STARVED: _starved,
     Verdict.MEMORY_BOUND: _memory_bound,

@@ -22,6 +22,7 @@ STYLES: Mapping[Verdict, str] = {
     Verdict.COMPUTE_BOUND: "green",
     Verdict.STEADY: "green",
     Verdict.OUT_OF_WORK: "dim",
+    Verdict.GONE: "dim",
     Verdict.UNKNOWN: "magenta",
 }
 _BARS = "▁▂▃▄▅▆▇█"

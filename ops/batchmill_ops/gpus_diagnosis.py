@@ -27,6 +27,7 @@ class Verdict(StrEnum):
     COMPUTE_BOUND = "compute-bound"
     STEADY = "steady"
     OUT_OF_WORK = "out of work"
+    GONE = "no worker"
     UNKNOWN = "use unknown"
 
 
@@ -73,6 +74,7 @@ class Seen:
     thermal: bool = False
     ready: bool = False
     silent_s: float | None = None  # for how long no sample came, when that is too long
+    has_worker: bool = True  # whether a worker that samples it lives
 
     @property
     def rows_wait(self) -> bool:
@@ -93,8 +95,10 @@ class Finding:
 
 def diagnose(seen: Seen, limits: Thresholds) -> tuple[Finding, ...]:
     """What is to be said of a device: the first is the verdict, the others come with it. Never empty."""
+    if seen.silent_s is not None and not seen.has_worker:
+        return (Finding(verdict=Verdict.GONE, why=f"its worker ended {duration(seen.silent_s)} ago"),)
     if seen.silent_s is not None:
-        return (Finding(verdict=Verdict.SILENT, why=f"its worker sent no sample for {seen.silent_s:.0f} s"),)
+        return (Finding(verdict=Verdict.SILENT, why=f"its worker lives, but sent none for {duration(seen.silent_s)}"),)
     return tuple(_findings(seen, limits))
 
 

@@ -15,7 +15,7 @@ from .gpus_advice import advice
 from .gpus_diagnosis import Finding, Thresholds, Verdict, diagnose
 from .gpus_points import Point, joined
 
-MOST_PARTS = 240
+MOST_PARTS = 1000
 _TOLD_SHARE = 0.05  # of the time: what an alarm that rang less is not worth advice
 
 

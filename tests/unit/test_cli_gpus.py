@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +94,31 @@ def test_lengths_of_time(text: str, seconds: float) -> None:
 def test_what_is_no_length_of_time_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="is no length of time; write for example --since 30m, 1h or 7d"):
         parse_span(text)
+
+
+def test_on_a_terminal_it_is_a_table_until_ctrl_c(folder: PreparedFolder) -> None:
+    sampled(folder.database, BUSY, first_s=300)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "batchmill.cli", "gpus"],
+        cwd=folder.path,
+        env={**clean, "COLUMNS": "80", "LINES": "24", "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    drawn = b""
+    while drawn.count(b"compute-bound") < 4:  # drawn twice: in the table, and with the advice
+        drawn += os.read(ours, 65_536)
+    process.send_signal(signal.SIGINT)
+    code = process.wait(timeout=30)
+    os.close(ours)
+
+    assert code == 0
+    assert "█" in drawn.decode(errors="replace")
 
 
 def test_without_a_terminal_it_is_lines_until_it_is_ended(folder: PreparedFolder) -> None:

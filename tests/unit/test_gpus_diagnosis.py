@@ -70,6 +70,8 @@ CASES: dict[str, tuple[dict[str, object], list[str]]] = {
     # no figures
     "use not told": ({"use_percent": None}, ["use unknown"]),
     "no sample": ({"silent_s": 40.0}, ["no samples"]),
+    "no sample, no worker": ({"silent_s": 40.0, "has_worker": False}, ["no worker"]),
+    "samples of a worker that has just ended": ({"has_worker": False}, ["steady"]),
     "no sample, hot before": ({"silent_s": 40.0, "thermal": True}, ["no samples"]),
 }
 
@@ -112,7 +114,8 @@ def test_the_defaults_of_thresholds_are_those_of_the_settings() -> None:
         (Seen(use_percent=12.0, ready=True, running=0.0), "used 12 % while chunks are ready for it"),
         (Seen(use_percent=12.0, bubble_share=0.4, running=1.0), "used 12 % while rows waited 40 % of the time"),
         (Seen(use_percent=55.0, memory_percent=93.0, running=1.0), "used 55 % with its memory 93 % full"),
-        (Seen(silent_s=41.2), "its worker sent no sample for 41 s"),
+        (Seen(silent_s=41.2), "its worker lives, but sent none for 41 s"),
+        (Seen(silent_s=90.0, has_worker=False), "its worker ended 1 min 30 s ago"),
     ],
 )
 def test_a_finding_says_why(seen: Seen, why: str) -> None:

@@ -12,8 +12,10 @@ from rich.console import Console
 
 from batchmill_core.catalog import Catalog, ModelEntry
 from batchmill_core.settings import Settings
+from batchmill_db import telemetry
 from batchmill_db.samples import Span
 from batchmill_db.session import Database
+from batchmill_db.telemetry import WorkerRecord
 from batchmill_ops.gpus import DeviceState, percentile, read_devices
 from batchmill_ops.gpus_diagnosis import Thresholds, Verdict
 from batchmill_ops.gpus_points import Point, joined, points_of
@@ -26,6 +28,9 @@ from tests.mill import new_database
 
 SETTINGS = Settings(catalog=Catalog(models={"small": ModelEntry(name="small", engine="vllm")}))
 NOW = datetime.now(UTC)
+WORKER = WorkerRecord(
+    id="w", name="gpu0@node-a", host="node-a", pid=7, wing="gpu", queues=("gpu.small",), slots=2, version="0.1.0"
+)
 
 
 @pytest.fixture
@@ -125,13 +130,24 @@ def test_devices_come_by_host_and_number(database: Database) -> None:
     assert found == [("a", "2"), ("a", "2.1"), ("a", "10"), ("a", "cpu"), ("b", "0")]
 
 
-def test_a_device_whose_samples_stopped_is_told(database: Database) -> None:
+def test_a_device_whose_samples_stopped_though_its_worker_lives_is_told(database: Database) -> None:
     sampled(database, BUSY, first_s=90, last_s=40)
+    with database.transaction() as conn:
+        telemetry.register(conn, WORKER)
 
     state = only(database)
 
     assert (state.finding.verdict, state.is_alarm) == (Verdict.SILENT, True)
     assert state.now.use_percent is None
+
+
+def test_a_device_whose_worker_has_ended_is_no_alarm(database: Database) -> None:
+    sampled(database, BUSY, first_s=90, last_s=40)
+
+    state = only(database)
+
+    assert (state.finding.verdict, state.is_alarm) == (Verdict.GONE, False)
+    assert "batchmill worker gpu --model small" in (state.told[0].advice or "")
 
 
 def test_a_ready_chunk_makes_an_idle_device_starved(database: Database) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import func, insert, select, update
 
 from batchmill_core.job import Rows
+from batchmill_core.settings import Settings
 from batchmill_db import latencies, ledger, samples, schema
 from batchmill_db.samples import DeviceReading, EngineReading, Newest, Span
 from batchmill_db.schema import device_sample
 from batchmill_db.session import now_ms
+from batchmill_ops.gpus import read_devices
+from batchmill_ops.gpus_diagnosis import Verdict
+from batchmill_ops.gpus_report import read_report
 from tests.conformance.db.world import World, answered, call_of, settled
 
 EVERY_MS = 5000.0
@@ -210,6 +215,19 @@ def test_heat_that_slowed_a_device_is_counted(world: World) -> None:
     (found,) = spans(world)
 
     assert (found.samples, found.thermal, found.throttle) == (4, 2, "software_thermal")
+
+
+def test_what_gpus_shows_can_be_read(world: World) -> None:
+    """The statements above as one program asks them."""
+    for ago_ms in range(0, 60_000, 5000):
+        put(world, ago_ms=ago_ms, use_percent=5.0, running=0, waiting=9, bubble_ms=4000, power_w=100.0)
+    finished_job(world, [700], queue="gpu.small")
+
+    (state,) = read_devices(world.database, Settings())
+    (report,) = world.database.read(lambda conn: read_report(conn, Settings(), since_s=60, now=datetime.now(UTC)))
+
+    assert (state.finding.verdict, report.told[0].finding.verdict) == (Verdict.STARVED, Verdict.STARVED)
+    assert report.mean.bubble_share == pytest.approx(0.8)
 
 
 # latencies

@@ -179,7 +179,7 @@ class Sampler:
 
     def _add(self, conn: Connection, readings: Sequence[DeviceReading], engines: Sequence[EngineReading]) -> None:
         every_ms = self._settings.sample_every_s * 1000
-        for reading in readings:
+        for reading in sorted(readings, key=lambda r: r.device):  # in one order, so that no two wait crosswise
             samples.add(conn, self._host, reading, engines, holder=self._holder, every_ms=every_ms)
 
     def prune(self) -> None:

@@ -92,6 +92,17 @@ def test_a_server_that_answered_others_meanwhile_does_not_hang() -> None:
     assert pulse.silent_since(5.0)
 
 
+def test_a_server_is_asked_in_vain_from_the_first_call_that_nothing_followed() -> None:
+    pulse = Pulse()
+    idle_s = pulse.in_vain_s(1000.0)
+    pulse.sent(1000.0)
+    pulse.sent(1008.0)
+    asked_s = pulse.in_vain_s(1010.0)
+    pulse.answered(1011.0)
+
+    assert (idle_s, asked_s, pulse.in_vain_s(1012.0)) == (0.0, 10.0, 0.0)
+
+
 def test_a_server_that_takes_no_connections_for_long_is_not_waited_for() -> None:
     pulse = Pulse()
 

@@ -42,9 +42,8 @@ _PATIENCE_S = 30.0  # how long a row waits in the loop for a server that is bein
 _COME_AGAIN_S = 10.0
 _PORT_TRIES = 3
 _START_TRIES = 3
-_STEADY_S = 60.0  # a server that ran this long starts again at once
 _MOST_PAUSE_S = 30.0
-_PORT_TAKEN = ("in use", "EADDRINUSE", "bind")
+_PORT_TAKEN = ("already in use", "EADDRINUSE")
 _NOT_PASSED_ON = "BATCHMILL_"  # holds the addresses and passwords of the database and the broker
 
 
@@ -163,13 +162,14 @@ class ServerEngine:
     # its lives
 
     async def _keep(self, life: ServerLife) -> None:
-        """Starts the server again whenever it was lost, until that is in vain."""
+        """Starts the server again whenever it was lost, until that is in vain.
+
+        At once when it had answered, since a row may be what killed it; else after a pause that grows.
+        """
         pause_s = 0.0
         while True:
-            began_s = time.monotonic()
             reason = await asyncio.shield(life.over)
-            steady = time.monotonic() - began_s >= _STEADY_S
-            pause_s = 0.0 if steady else pause_s
+            pause_s = 0.0 if life.has_answered else pause_s
             log.warning(
                 "server_lost model=%s starts_again_s=%.0f reason=%s last=%s",
                 self.model.name, pause_s, reason, last_words(self._log),
@@ -211,7 +211,7 @@ class ServerEngine:
                 return await self._begin_at(port)
             except ServerLost as fault:
                 said = last_words(self._log, begin)
-                taken = self.options.port is None and any(sign in said for sign in _PORT_TAKEN) and not _is_free(port)
+                taken = self.options.port is None and any(sign in said for sign in _PORT_TAKEN)
                 if not (taken and tries_left):
                     ending = f"; its log {self._log} ends: {said}" if said else f"; its log {self._log} is empty"
                     raise ServerLost(f"{fault} (command: {shlex.join(self.options.command)}){ending}") from fault

@@ -122,9 +122,7 @@ class ServerLife:
         self.served = await asyncio.to_thread(self._check.served)
         if self._terms.warm_up:
             await self._warm_up(deadline_s)
-        now_s = time.monotonic()
-        self._pulse.answered(now_s)
-        self.load_s, self.warm_up_s = ready_s - began_s, now_s - ready_s
+        self.load_s, self.warm_up_s = ready_s - began_s, time.monotonic() - ready_s
 
     async def _until_ready(self, deadline_s: float) -> None:
         pause_s = _ASK_FIRST_S
@@ -185,8 +183,9 @@ class ServerLife:
     # its calls
 
     @property
-    def in_flight(self) -> int:
-        return self._api.in_flight
+    def has_answered(self) -> bool:
+        """Whether it has answered a row."""
+        return self._pulse.has_answered
 
     async def call(self, request: Request, sent: Sent) -> Completion:
         """Answers one request by the API wing's way: its line, its limit in flight, its translation of answers.
@@ -198,6 +197,7 @@ class ServerLife:
         try:
             async with self._cutting_off() as cutoff, self._api.quota.admit(request.model, max_wait_s=_FOR_EVER):
                 with sent.metered():
+                    self._pulse.sent(time.monotonic())
                     cutoff.reschedule(asyncio.get_running_loop().time() + self._terms.call_timeout_s)
                     completion = await self._api.complete(request)
         except TimeoutError:
@@ -233,7 +233,7 @@ class ServerLife:
     async def _hangs(self, sent_at_s: float) -> bool:
         if not self._pulse.silent_since(sent_at_s):
             return False
-        if self._pulse.silent_since(sent_at_s - self._terms.call_timeout_s):
+        if self._pulse.in_vain_s(time.monotonic()) >= 2 * self._terms.call_timeout_s:
             return True
         if self._look is None or self._look.done():  # one look for all calls that are cut off together
             self._look = asyncio.create_task(asyncio.to_thread(self._check.why_not))
@@ -265,10 +265,12 @@ class ServerLife:
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        if not self.over.done():
-            self.over.set_result(reason)
+        if self.over.done():
+            return
+        self.over.set_result(reason)
         for cutoff in self._calls:
-            cutoff.reschedule(asyncio.get_running_loop().time())
+            if not cutoff.expired():  # by its own deadline, in this very turn of the loop
+                cutoff.reschedule(asyncio.get_running_loop().time())
 
     async def end(self, *, grace_s: float, number: int) -> None:
         """Ends the server; calls still in flight raise EngineLost. Idempotent."""

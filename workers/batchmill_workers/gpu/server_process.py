@@ -44,12 +44,16 @@ class ServerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             guard = _spawn(command, environment, log, theirs.fileno())
-        reader, writer = await asyncio.open_connection(sock=ours)
-        first = await _line(reader)
-        if "pid" not in first:
-            writer.close()
-            await asyncio.to_thread(guard.wait)
-            raise ServerLost(first.get("failed", f"its guard ended at once; {log} says why"))
+        writer = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+            first = await _line(reader)
+            if "pid" not in first:
+                raise ServerLost(first.get("failed", f"its guard ended at once; {log} says why"))
+        except BaseException:  # cancelled as well: the guard sees the channel close, and ends what it has started
+            ours.close() if writer is None else writer.transport.abort()
+            await asyncio.shield(asyncio.to_thread(guard.wait))
+            raise
         process = cls(guard, writer, first["pid"])
         process._listener = asyncio.create_task(process._listen(reader))
         return process

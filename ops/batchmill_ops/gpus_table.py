@@ -36,8 +36,9 @@ class DevicesView:
             yield Text(NONE_YET, "yellow")
             return
         columns = columns_for(self._devices, self._limits, width)
-        for host in hosts:
-            yield ""
+        for i, host in enumerate(hosts):
+            if i or self._at is not None:
+                yield ""
             yield _table([d for d in self._devices if d.history.host == host], columns, host)
         yield from _advice(self._devices)
 

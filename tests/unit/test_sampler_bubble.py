@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from batchmill_workers.gpu.sampler_bubble import BubbleMeter
 
 
@@ -133,3 +136,41 @@ def test_only_an_idle_worker_asks_sql() -> None:
         asked.append(device.meter.needs_look)
 
     assert asked == [True, False]
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["idle", "work", "claim", "release", "ready", "none"]), st.integers(0, 1000))
+)
+
+
+@given(STEPS)
+def test_a_bubble_never_falls_and_is_never_more_than_the_idle_time(steps: list[tuple[str, int]]) -> None:
+    device, seen = Device(), [0]
+    attempts: list[ExitStack] = []
+    for what, ns in steps:
+        if what == "claim":
+            attempts.append(ExitStack())
+            attempts[-1].enter_context(device.meter.holding())
+        elif what == "release" and attempts:
+            attempts.pop().close()
+        elif what in ("ready", "none"):
+            device.meter.look(what == "ready")
+        elif what == "work":
+            device.works(ns)
+        elif what == "idle":
+            device.idles(ns)
+        seen.append(device.meter.bubble_ns)
+
+    assert seen == sorted(seen)
+    assert seen[-1] <= device.now_ns - device.busy_ns
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000))))
+def test_while_an_attempt_is_held_bubble_and_busy_time_make_up_all_time(parts: list[tuple[int, int]]) -> None:
+    device = Device()
+    with device.meter.holding():
+        for idle_ns, busy_ns in parts:
+            device.idles(idle_ns)
+            device.works(busy_ns)
+
+        assert device.meter.bubble_ns + device.busy_ns == device.now_ns

@@ -1,0 +1,194 @@
+"""The computing thread of the transformers engine: batches side by side, memory that runs out, rows that nobody awaits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; make test installs it")
+
+from batchmill_workers.gpu.batching import Item, Limits  # noqa: E402
+from batchmill_workers.gpu.batching_queue import Batcher  # noqa: E402
+from batchmill_workers.gpu.batching_sizes import Sizes  # noqa: E402
+from batchmill_workers.gpu.frames import Frame  # noqa: E402
+from batchmill_workers.gpu.transformers_calls import Calls  # noqa: E402
+from batchmill_workers.gpu.transformers_device import Device  # noqa: E402
+from batchmill_workers.gpu.transformers_work import Answered, Piece  # noqa: E402
+
+DEADLINE_S = 30.0
+
+
+class CountedRun:
+    """Answers a row after as many steps as it wants tokens."""
+
+    def __init__(self, work: CountedWork, items: Sequence[Item]) -> None:
+        self._work = work
+        self.live: list[Item] = list(items)
+        self._steps = 0
+
+    def step(self, answered: Answered) -> None:
+        self._work.at_step(self.live)
+        self._steps += 1
+        for item in [item for item in self.live if item.wanted <= self._steps]:
+            self.live.remove(item)
+            answered(item, {"text": f"{item.wanted} steps"})
+
+    def drop(self, numbers: frozenset[int]) -> None:
+        self.live = [item for item in self.live if item.number not in numbers]
+
+
+class CountedWork:
+    """A stand-in for a model, so that a device can fail at will: ``at_step`` sees the rows of each step."""
+
+    task = "chat"
+    context_tokens = None
+
+    def __init__(self, at_step: Callable[[Sequence[Item]], None]) -> None:
+        self.at_step = at_step
+
+    def read(self, frame: Frame) -> list[Piece]:
+        raise NotImplementedError
+
+    def begin(self, items: Sequence[Item]) -> CountedRun:
+        return CountedRun(self, items)
+
+    def merge(self, parts: Sequence[Frame]) -> Frame:
+        return parts[0]
+
+
+class Bench:
+    """A device that computes in a thread of its own, and what it answered."""
+
+    def __init__(self, at_step: Callable[[Sequence[Item]], None], *, max_rows: int = 8) -> None:
+        self.ended: dict[int, Frame] = {}
+        self._changed = threading.Condition()
+        work = CountedWork(at_step)
+        self.calls = Calls(self._sent, work.merge)
+        limits = Limits(max_rows=max_rows, max_wait_ms=20.0, settle_ms=2.0)
+        self.batcher = Batcher(limits, Sizes(row_tokens=4096))
+        self._device = Device(work, self.batcher, self.calls, max_rows=max_rows)
+        self.thread = threading.Thread(target=self._device.run)
+
+    def put(self, number: int, *, tokens: int = 10, wanted: int = 1) -> None:
+        for row in self.calls.open(number, [Piece(tokens=tokens, wanted=wanted)]):
+            self.batcher.put(Item(number=row, tokens=tokens, wanted=wanted, arrived_ns=time.monotonic_ns()))
+
+    def wait_for(self, *numbers: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: set(numbers) <= self.ended.keys(), DEADLINE_S), self.ended
+
+    def _sent(self, frame: Frame) -> None:
+        if frame.get("done"):
+            with self._changed:
+                self.ended[frame["id"]] = frame
+                self._changed.notify_all()
+
+
+@contextmanager
+def computing(bench: Bench) -> Iterator[Bench]:
+    bench.thread.start()
+    try:
+        yield bench
+    finally:
+        bench.batcher.close()
+        bench.thread.join(DEADLINE_S)
+
+
+def out_of_memory_above(rows: int) -> Callable[[Sequence[Item]], None]:
+    def at_step(live: Sequence[Item]) -> None:
+        if len(live) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    return at_step
+
+
+def test_a_batch_that_does_not_fit_is_halved_until_it_does() -> None:
+    bench = Bench(out_of_memory_above(2))
+    for number in range(8):
+        bench.put(number)
+    with computing(bench):
+        bench.wait_for(*range(8))
+
+    assert {frame.get("text") for frame in bench.ended.values()} == {"1 steps"}
+
+
+def test_rows_answered_before_memory_ran_out_are_not_answered_again() -> None:
+    steps: list[int] = []
+
+    def grows(live: Sequence[Item]) -> None:
+        steps.append(len(live))
+        if len(steps) == 3:
+            raise MemoryError
+
+    bench = Bench(grows)
+    for number, wanted in enumerate((1, 1, 4, 4)):
+        bench.put(number, wanted=wanted)
+    with computing(bench):
+        bench.wait_for(*range(4))
+
+    assert steps[:3] == [4, 2, 2]
+    assert steps[3:] == [2, 2, 2, 2]
+    assert [bench.ended[n]["text"] for n in range(4)] == ["1 steps", "1 steps", "4 steps", "4 steps"]
+
+
+def test_a_row_that_does_not_fit_alone_is_too_long_and_the_others_are_answered() -> None:
+    def huge(live: Sequence[Item]) -> None:
+        if any(item.tokens == 13 for item in live):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    bench = Bench(huge)
+    for number, tokens in enumerate((10, 13, 10)):
+        bench.put(number, tokens=tokens)
+    with computing(bench):
+        bench.wait_for(0, 1, 2)
+
+    assert bench.ended[1]["error"]["kind"] == "too_long"
+    assert "13 tokens" in bench.ended[1]["error"]["message"]
+    assert "error" not in bench.ended[0]
+    assert "error" not in bench.ended[2]
+
+
+def test_another_fault_fails_its_batch_only() -> None:
+    def once(live: Sequence[Item]) -> None:
+        if live[0].tokens == 13:
+            raise ValueError("shapes do not match")
+
+    bench = Bench(once)
+    bench.put(1, tokens=13)
+    with computing(bench):
+        bench.wait_for(1)
+        bench.put(2)
+        bench.wait_for(2)
+
+    assert bench.ended[1]["error"] == {"kind": "engine_failed", "message": "ValueError: shapes do not match"}
+    assert bench.ended[2]["text"] == "1 steps"
+
+
+def test_short_rows_do_not_wait_for_a_long_one() -> None:
+    began = threading.Event()
+    bench = Bench(lambda _live: began.set())
+    bench.put(1, wanted=10**9)
+    with computing(bench):
+        assert began.wait(DEADLINE_S)
+        bench.put(2)
+        bench.put(3)
+        bench.wait_for(2, 3)
+
+    assert set(bench.ended) == {2, 3}
+
+
+def test_a_cancelled_row_leaves_the_device() -> None:
+    began = threading.Event()
+    bench = Bench(lambda _live: began.set())
+    bench.put(1, wanted=10**9)
+    with computing(bench):
+        assert began.wait(DEADLINE_S)
+        bench.calls.cancel(1)
+        bench.put(2)
+        bench.wait_for(2)
+
+    assert set(bench.ended) == {2}

@@ -43,7 +43,13 @@ def check_settings(settings: Settings) -> Check:
             "write an account and a model into it, as README shows; or, without a key, `batchmill simulate` serves one"
         )
         return warn("settings", f"{file} {found}", advice)
-    return ok("settings", f"{file}: {len(catalog.accounts)} accounts, {len(catalog.models)} models")
+    return ok(
+        "settings", f"{file}: {_counted(len(catalog.accounts), 'account')}, {_counted(len(catalog.models), 'model')}"
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def check_account(account: Account, settings: Settings, models: Sequence[ModelEntry] = ()) -> Iterator[Check]:

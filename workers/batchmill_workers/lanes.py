@@ -21,6 +21,7 @@ from .answer import QuotaWait, Unit
 from .api import quota as api_quota
 from .api.engine import ApiEngine
 from .deaths import Deaths
+from .gpu import fit
 from .window import Window
 
 EMBED_ROWS = 64
@@ -132,13 +133,17 @@ class LocalLane:
         if entry.engine is None:
             raise ConfigurationError(f"model {entry.name!r} has no engine; it is served by account {entry.account!r}")
         build: type = engine_class(entry.engine)
-        self.engine: Engine = build(model=entry, device=device)
+        self._entry, self._checked = fit.without_check(entry)
+        self._device = device
+        self.engine: Engine = build(model=self._entry, device=device)
         self.on_down: Callable[..., None] = lambda reason, *, for_good: None
         self._deaths = Deaths()
         self.window = Window.for_capacity(self.engine.capacity_rows)
         self.book_rows = self.window.batch
 
     async def start(self) -> None:
+        if self._checked:
+            await asyncio.to_thread(fit.check_fit, self._entry, self._device)
         await self.engine.start()
         self.window = Window.for_capacity(self.engine.capacity_rows)
         self.book_rows = self.window.batch

@@ -23,7 +23,7 @@ def slots(text: str) -> tuple[Slot, ...]:
 
 def available_devices() -> tuple[Device, ...]:
     """This host's GPUs; one that is divided (MIG) stands as its parts. Raises ConfigurationError if there is none."""
-    devices = with_parts(parse_query(_run(*_QUERY)), _run("nvidia-smi", "-L"))
+    devices = with_parts(parse_query(run_smi(*_QUERY)), run_smi("nvidia-smi", "-L"))
     if not devices:
         raise no_gpu("--devices", "nvidia-smi lists none")
     return devices
@@ -50,7 +50,8 @@ def with_parts(gpus: tuple[Device, ...], listing: str) -> tuple[Device, ...]:
     return tuple(device for whole in gpus for device in parts.get(whole.index, [whole]))
 
 
-def _run(*command: str) -> str:
+def run_smi(*command: str) -> str:
+    """What nvidia-smi says. Raises ConfigurationError where it cannot be had."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
     except FileNotFoundError:

@@ -22,6 +22,7 @@ from batchmill_core.settings_file import FILE_NAME
 from batchmill_workers.gpu.sources import resolve_source
 
 from .doctor_check import Check, fail, ok, refused, warn
+from .doctor_server import check_server
 
 _MODELS_S = 5.0
 _MOST_SKEW_S = 60.0
@@ -146,6 +147,8 @@ def check_model(model: ModelEntry) -> Check:
         return refused(name, fault)
     except ImportError as fault:
         return _not_installed(name, engine, fault.name or "")
+    if engine == "server":
+        return check_server(model)
     module, _ = _NEEDS.get(engine, ("", ""))
     if module and not _is_there(module):
         return _not_installed(name, engine, module)

@@ -17,11 +17,12 @@ from batchmill_db import jobs
 from batchmill_db.session import Connection, Database
 
 from .completing import account_names, job_references, local_model_names
+from .doctor_lines import check_lines
 from .help_examples import examples
 from .opening import opened
 from .options import JsonOption
 from .running import attached
-from .terminal import print_json, say, tell
+from .terminal import facts, print_json, say, tell
 
 if TYPE_CHECKING:
     from batchmill_db.verify import Violation
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _PANEL = "Operating"
 _LOOK_EVERY_S = 0.2
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -166,10 +166,9 @@ def doctor_command(
 
 
 def _tell_check(check: Check) -> None:
-    level = (f"{check.level.value:<5}", _STYLES[check.level.value])
-    tell(Text.assemble(level, (check.name, "bold"), f": {check.detail}"))
-    if check.advice is not None:
-        tell(f"      → {check.advice}")  # a line of its own that is never wrapped, so that commands can be copied
+    console = facts()
+    for line in check_lines(check, console.width if console.is_terminal else None):
+        console.print(line, soft_wrap=True)
 
 
 def _summary(checks: Sequence[Check]) -> str:

@@ -9,7 +9,7 @@ import redis
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings, redacted_url
 
-from .doctor_check import Check, fail, how_to_set, ok, place_of, refused, warn
+from .doctor_check import Check, fail, how_to_set, how_to_unset, ok, place_of, refused, warn
 from .figures import one_line
 from .stack import is_running
 from .valkey_server import server_binary
@@ -90,7 +90,8 @@ def _advice(fault: redis.RedisError, url: str, settings: Settings) -> str:
     if "Name or service not known" in str(fault) or "name resolution" in str(fault):
         return f"correct the host name in {where}"
     start = f"redis-server --port {parts.port or _PORT} --appendonly yes"
-    return f"start it: `docker compose up -d redis` or `{start}`; or correct {where}, or remove it to run embedded"
+    embedded = f"{how_to_unset('broker_url', settings)} to run embedded"
+    return f"start it: `docker compose up -d redis` or `{start}`; or correct {where}, or {embedded}"
 
 
 def _command(url: str) -> str:

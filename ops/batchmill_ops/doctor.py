@@ -8,10 +8,11 @@ from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings
 
 from .doctor_broker import check_broker
-from .doctor_catalog import check_account, check_model, check_settings
+from .doctor_catalog import check_account, check_settings
 from .doctor_check import Check, Level, refused
 from .doctor_database import check_database
 from .doctor_host import check_disk, check_flower, check_versions
+from .doctor_models import check_model
 
 __all__ = ["Check", "Level", "examine", "exit_code"]
 

@@ -1,38 +1,25 @@
-"""The checks of the catalogue: each account's key and address, each model's name, engine and files."""
+"""The checks of the catalogue: each account's key and address, and the names of its models."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
 
 from batchmill_core.catalog import Account, ModelEntry
-from batchmill_core.engine import engine_class
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings, api_key
 from batchmill_core.settings_file import FILE_NAME
-from batchmill_workers.gpu.sources import resolve_source
 
 from .doctor_check import Check, fail, ok, refused, warn
-from .doctor_server import check_server
 
 _MODELS_S = 5.0
 _MOST_SKEW_S = 60.0
-# What an engine imports when it starts, and the extra that brings it.
-_NEEDS = {
-    "openvino": ("openvino_genai", "local"),
-    "vllm": ("vllm", "vllm"),
-    "transformers": ("transformers", "transformers"),
-}
 
 
 def check_settings(settings: Settings) -> Check:
@@ -148,59 +135,3 @@ def _listed(answer: requests.Response) -> list[str]:
         return [str(model["id"]) for model in found["data"]]
     except (ValueError, KeyError, TypeError):
         return []
-
-
-def check_model(model: ModelEntry) -> Check:
-    """Whether the engine of a model that runs here is installed and its files are there."""
-    name, engine, source = f"model {model.name}", model.engine or "", model.source or ""
-    try:
-        engine_class(engine)
-    except ConfigurationError as fault:
-        return refused(name, fault)
-    except ImportError as fault:
-        return _not_installed(name, engine, fault.name or "")
-    if engine == "server":
-        return check_server(model)
-    module, _ = _NEEDS.get(engine, ("", ""))
-    if module and not _is_there(module):
-        return _not_installed(name, engine, module)
-    if source.startswith("hf:"):
-        return ok(name, f"{engine}, {source} (looked up when loaded)")
-    return _check_files(name, engine, source)
-
-
-def _not_installed(name: str, engine: str, missing: str) -> Check:
-    _, extra = _NEEDS.get(engine, ("", engine))
-    return fail(
-        name, f"engine {engine} is not installed (there is no {missing})", f"`pip install 'batchmill[{extra}]'`"
-    )
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ValueError:  # somebody put a stand-in into sys.modules
-        return False
-
-
-def _check_files(name: str, engine: str, source: str) -> Check:
-    try:
-        path = resolve_source(source)
-    except ConfigurationError as fault:
-        found = refused(name, fault)
-        return found if found.advice else replace(found, advice="put it there, or correct source in batchmill.toml")
-    if engine == "openvino" and path.suffix == ".gguf" and not os.access(path, os.W_OK):
-        return fail(
-            name,
-            f"OpenVINO opens GGUF files for writing, and {path} may not be written to by you",
-            _make_writable(path),
-        )
-    if not os.access(path, os.R_OK):
-        return fail(name, f"{path} may not be read by you", f"`chmod u+r {path}`")
-    return ok(name, f"{engine}, {path.name} is there")
-
-
-def _make_writable(path: Path) -> str:
-    if path.stat().st_uid == os.geteuid():
-        return f"`chmod u+w {path}`"
-    return f'`sudo chown "$USER" {path}`, or copy it and name the copy as source: `cp {path} .`'

@@ -26,9 +26,10 @@ from batchmill_db import jobs, migrate, telemetry
 from batchmill_db.session import Database
 from batchmill_ops.doctor import Check, Level, examine, exit_code
 from batchmill_ops.doctor_broker import check_broker
-from batchmill_ops.doctor_catalog import check_account, check_model
+from batchmill_ops.doctor_catalog import check_account
 from batchmill_ops.doctor_database import check_database
 from batchmill_ops.doctor_host import FLOWER_PORT, check_disk, check_flower
+from batchmill_ops.doctor_models import check_model
 from batchmill_ops.simulator import SimulatorConfig, simulated
 from tests.prepared_jobs import PreparedFolder
 from tests.scripted_server import scripted

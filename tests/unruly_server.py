@@ -51,6 +51,11 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {"error": {"message": f"no model {asked['model']}", "code": "model_not_found"}})
         elif "hang" in text and first_time(self.folder / "hung"):
             time.sleep(LONG_S)
+        elif (self.folder / "broken").exists() or "break" in text:
+            (self.folder / "broken").touch()
+            self.answer(500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}})
+        elif "bad row" in text:
+            self.answer(500, {"error": {"message": "cannot parse this"}})
         elif "slowly" in text:
             time.sleep(1.5)
             self.answer(200, ANSWER)
@@ -88,6 +93,7 @@ def main(port: int, mood: str, folder: Path) -> int:
     if mood == "cannot bind at first" and first_time(folder / "taken"):
         print("[Errno 98] address already in use", flush=True)
         return 1
+    (folder / "broken").unlink(missing_ok=True)
     if mood == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if mood == "has children":

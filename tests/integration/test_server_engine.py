@@ -26,10 +26,12 @@ from batchmill_core.errors import (
     EngineDown,
     EngineLost,
     InvalidRequest,
+    Unavailable,
 )
 from batchmill_core.request import Request, TaskKind
 from batchmill_core.settings import HOME_VARIABLE
 from batchmill_workers.gpu.server import ServerEngine
+from batchmill_workers.gpu.server_pulse import FAULTS
 from tests.conformance.engine_host import EngineCase, EngineHost, chat
 from tests.integration.harness import until
 
@@ -245,6 +247,28 @@ def test_a_row_that_is_too_slow_times_out_alone(serve: Serve, home: Path) -> Non
 
     assert isinstance(slow, CallTimeout)
     assert slow.device_ns
+    assert answer.text == "yes"
+    assert server_of(host).facts["pid"] == first_pid
+
+
+def test_a_server_that_answers_nothing_but_errors_is_started_again(serve: Serve, home: Path) -> None:
+    host = serve(unruly("good", home))
+    first_pid = server_of(host).facts["pid"]
+    failed = failures(host, *(chat("break") for _ in range(FAULTS)))
+    until("it is started again", lambda: server_of(host).facts["pid"] != first_pid)
+    (answer,) = host.answer(chat("Hi"))
+
+    assert all(isinstance(error, Unavailable | EngineLost) for error in failed)
+    assert answer.text == "yes"
+
+
+def test_rows_that_a_server_cannot_answer_do_not_start_it_again(serve: Serve, home: Path) -> None:
+    host = serve(unruly("good", home))
+    first_pid = server_of(host).facts["pid"]
+    failed = failures(host, *(chat("bad row") for _ in range(2 * FAULTS)))
+    (answer,) = host.answer(chat("Hi"))
+
+    assert all(isinstance(error, Unavailable) for error in failed)
     assert answer.text == "yes"
     assert server_of(host).facts["pid"] == first_pid
 

@@ -11,7 +11,7 @@ import pytest
 from batchmill_core.settings import HOME_VARIABLE
 from batchmill_workers.gpu.server_log import last_words, log_path
 from batchmill_workers.gpu.server_process import how_it_ended
-from batchmill_workers.gpu.server_pulse import UNREACHABLE_FOR_S, Pulse
+from batchmill_workers.gpu.server_pulse import FAULTS, UNREACHABLE_FOR_S, Pulse
 from batchmill_workers.gpu.server_ready import ReadyCheck, Served
 from tests.scripted_server import RecordedRequest, scripted
 from tests.servers import free_port
@@ -101,6 +101,18 @@ def test_a_server_is_asked_in_vain_from_the_first_call_that_nothing_followed() -
     pulse.answered(1011.0)
 
     assert (idle_s, asked_s, pulse.in_vain_s(1012.0)) == (0.0, 10.0, 0.0)
+
+
+def test_faults_in_a_row_are_counted_until_something_is_answered_well() -> None:
+    pulse = Pulse()
+    for _ in range(FAULTS - 1):
+        pulse.answered(1.0, fault=True)
+    before = pulse.only_faults
+    pulse.answered(2.0, fault=True)
+    after = pulse.only_faults
+    pulse.answered(3.0)
+
+    assert (before, after, pulse.only_faults) == (False, True, False)
 
 
 def test_a_server_that_takes_no_connections_for_long_is_not_waited_for() -> None:

@@ -8,25 +8,25 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from batchmill_core.catalog import Account
 from batchmill_core.errors import (
-    AuthFailed,
     CallError,
     CallState,
     CallTimeout,
     ConnectionLost,
     EngineLost,
     MalformedResponse,
-    UnknownModel,
+    Overloaded,
+    Unavailable,
     Unreachable,
 )
-from batchmill_core.request import Completion, Request, TaskKind
+from batchmill_core.request import Completion, Request
 from batchmill_workers.api.engine import ApiEngine
 
 from .meter import DeviceMeter
-from .server_process import ServerLost, ServerProcess
+from .server_greeting import Greeter
+from .server_process import ServerLost, ServerProcess, wait_unless_lost
 from .server_pulse import Pulse
 from .server_ready import ReadyCheck, Served
 
@@ -38,7 +38,6 @@ _ASK_FIRST_S, _ASK_MOST_S = 0.05, 1.0
 _NEWS_S = 1.0  # how long after a broken connection the end of its process may become known
 _SICK_GRACE_S = 1.0
 _BROKEN = (ConnectionLost, MalformedResponse, Unreachable)
-_HELLO = ({"role": "user", "content": "Hi"},)
 
 
 class NotSent(Exception):
@@ -100,10 +99,12 @@ class ServerLife:
         self._process = process
         self._check = ReadyCheck(root, ready_path=terms.ready_path, base_path=terms.base_path)
         self._api = ApiEngine(account, lambda: None)
+        self._greeter = Greeter(self._api, self.over, upstream=terms.upstream)
         self._pulse = Pulse()
         self._calls: set[asyncio.Timeout] = set()
         self._sick = False
         self._look: asyncio.Task[str | None] | None = None
+        self._visit: asyncio.Task[None] | None = None
         process.ended.add_done_callback(lambda ended: None if ended.cancelled() else self._lose(ended.result()))
 
     @property
@@ -121,7 +122,7 @@ class ServerLife:
         ready_s = time.monotonic()
         self.served = await asyncio.to_thread(self._check.served)
         if self._terms.warm_up:
-            await self._warm_up(deadline_s)
+            await self._greeter.warm_up(deadline_s, self.served)
         self.load_s, self.warm_up_s = ready_s - began_s, time.monotonic() - ready_s
 
     async def _until_ready(self, deadline_s: float) -> None:
@@ -129,56 +130,9 @@ class ServerLife:
         while (lacks := await asyncio.to_thread(self._check.why_not)) is not None:
             if time.monotonic() > deadline_s:
                 raise ServerLost(f"the server was not ready within {self._terms.start_timeout_s:g} s: {lacks}")
-            await self._pause(pause_s)
+            await wait_unless_lost(self.over, pause_s)
             pause_s = min(2 * pause_s, _ASK_MOST_S)
-        await self._pause(0)
-
-    async def _pause(self, pause_s: float) -> None:
-        """Raises ServerLost if the server is lost by the end of it."""
-        await asyncio.wait([self.over], timeout=pause_s)
-        if self.over.done():
-            raise ServerLost(self.over.result())
-
-    async def _warm_up(self, deadline_s: float) -> None:
-        """One short call, of either kind: servers that load a model when it is first asked for do so now."""
-        upstream = self._terms.upstream
-        chat = Request(model=upstream, messages=_HELLO, params={"max_tokens": 1})
-        refusal = await self._greet(chat, deadline_s)
-        if refusal is not None:
-            other = await self._greet(Request(task=TaskKind.EMBED, model=upstream, inputs=("Hi",)), deadline_s)
-            if isinstance(other, UnknownModel) and isinstance(refusal, UnknownModel):
-                raise ServerLost(f"the server does not serve {upstream!r} ({refusal.message}){self._offer()}")
-
-    def _offer(self) -> str:
-        names = ", ".join(repr(one.name) for one in self.served)
-        return f"; it serves {names}: write model = one of them" if names else "; correct model"
-
-    async def _greet(self, request: Request, deadline_s: float) -> CallError | None:
-        """None when the call was answered, else why it never will be."""
-        while True:
-            error = await self._try_once(request, deadline_s)
-            if error is None or not error.retryable:
-                if isinstance(error, AuthFailed):
-                    raise ServerLost(f"the server wants a key ({error.message}); start it without one")
-                return error
-            if time.monotonic() > deadline_s:
-                raise ServerLost(f"the server is ready, but did not answer: {error.message}")
-            await self._pause(error.wait_s or _ASK_MOST_S)
-
-    async def _try_once(self, request: Request, deadline_s: float) -> CallError | None:
-        answer = asyncio.create_task(self._api.complete(request))
-        either: list[asyncio.Future[Any]] = [answer, self.over]
-        left_s = max(_ASK_MOST_S, deadline_s - time.monotonic())
-        await asyncio.wait(either, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            answer.cancel()
-            await asyncio.gather(answer, return_exceptions=True)
-            await self._pause(0)
-            return CallTimeout(f"nothing came within {left_s:.0f} s")
-        fault = answer.exception()
-        if fault is not None and not isinstance(fault, CallError):
-            raise fault
-        return fault
+        await wait_unless_lost(self.over, 0)
 
     # its calls
 
@@ -242,7 +196,10 @@ class ServerLife:
     async def _judged(self, error: CallError, sent: Sent) -> Exception:
         """What a call's failure means, now that this host's process can be looked at."""
         if error.http_status is not None:
-            self._pulse.answered(time.monotonic())
+            own = isinstance(error, Unavailable) and not isinstance(error, Overloaded)
+            self._pulse.answered(time.monotonic(), fault=own)
+            if self._pulse.only_faults and (self._visit is None or self._visit.done()):
+                self._visit = asyncio.create_task(self._visit_it())
         elif isinstance(error, _BROKEN):
             await asyncio.wait([self.over], timeout=_NEWS_S)
             if not self.over.done() and isinstance(error, Unreachable) and self._pulse.unreachable(time.monotonic()):
@@ -252,6 +209,13 @@ class ServerLife:
         if error.call_state is not CallState.VOID:  # else it was refused before the device did anything
             error.device_ns = sent.device_ns
         return error
+
+    async def _visit_it(self) -> None:
+        """A server that answers nothing but faults of its own is ended when it fails at what it once could, too."""
+        if await self._greeter.is_well(timeout_s=self._terms.call_timeout_s):
+            self._pulse.is_well()
+        else:
+            self._give_up("the server answers nothing but errors, even to what it once answered well")
 
     def _lost(self, sent: Sent) -> EngineLost:
         message = f"model {self._terms.model}: {self.over.result()}"
@@ -275,5 +239,8 @@ class ServerLife:
     async def end(self, *, grace_s: float, number: int) -> None:
         """Ends the server; calls still in flight raise EngineLost. Idempotent."""
         self._lose("the engine is closed")
+        if self._visit is not None:
+            self._visit.cancel()
+            await asyncio.gather(self._visit, return_exceptions=True)
         await self._process.stop(grace_s=_SICK_GRACE_S if self._sick else grace_s, number=number)
         await self._api.close()

@@ -22,6 +22,13 @@ class ServerLost(Exception):
     """The server's process could not start, ended or was given up; the message says how."""
 
 
+async def wait_unless_lost(over: asyncio.Future[str], pause_s: float) -> None:
+    """Waits, and raises ServerLost if the server is lost by the end of it; ``over`` then holds the reason."""
+    await asyncio.wait([over], timeout=pause_s)
+    if over.done():
+        raise ServerLost(over.result())
+
+
 class ServerProcess:
     """One run of a command under its guard. Belongs to one event loop.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 UNREACHABLE_FOR_S = 20.0
+FAULTS = 8  # answers in a row
 
 
 class Pulse:
@@ -16,12 +17,23 @@ class Pulse:
         self._answered_at = float("-inf")
         self._asked_in_vain_since: float | None = None
         self._unreachable_since: float | None = None
+        self._faults = 0
 
-    def answered(self, now_s: float) -> None:
-        """The server answered something, were it an error."""
+    def answered(self, now_s: float, *, fault: bool = False) -> None:
+        """The server answered something, were it an error; ``fault``: it was one of the server's own."""
+        self._faults = self._faults + 1 if fault else 0
         self._answered_at = now_s
         self._asked_in_vain_since = None
         self._unreachable_since = None
+
+    @property
+    def only_faults(self) -> bool:
+        """Whether it answered nothing but faults of its own lately: its own trouble, or that of the rows it got."""
+        return self._faults >= FAULTS
+
+    def is_well(self) -> None:
+        """It was seen that the faults are the rows'."""
+        self._faults = 0
 
     @property
     def has_answered(self) -> bool:

@@ -200,20 +200,26 @@ def adapter(folder: Path, rank: int) -> Path:
 def test_memory_for_adapters_follows_from_the_largest_rank(tmp_path: Path) -> None:
     adapters = {"a": adapter(tmp_path / "a", 4), "b": adapter(tmp_path / "b", 20)}
 
-    assert lora_args(adapters, max_rank=None) == {
+    assert lora_args(adapters, max_rank=None, on_cpu=False) == {
         "enable_lora": True,
         "max_lora_rank": 32,
         "max_loras": 2,
         "max_cpu_loras": 2,
     }
-    assert lora_args(adapters, max_rank=64)["max_lora_rank"] == 64
-    assert lora_args({}, max_rank=None) == {}
+    assert lora_args(adapters, max_rank=64, on_cpu=False)["max_lora_rank"] == 64
+    assert lora_args({}, max_rank=None, on_cpu=True) == {}
     assert reserved_rank(1000) == 1000
+
+
+def test_on_the_processor_a_place_stays_empty_for_rows_without_an_adapter(tmp_path: Path) -> None:
+    adapters = {"a": adapter(tmp_path / "a", 4), "b": adapter(tmp_path / "b", 4)}
+
+    assert lora_args(adapters, max_rank=None, on_cpu=True)["max_loras"] == 3
 
 
 def test_a_folder_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"options\.lora\.sql"):
-        lora_args({"sql": tmp_path}, max_rank=None)
+        lora_args({"sql": tmp_path}, max_rank=None, on_cpu=True)
 
 
 def test_a_pooling_model_embeds_and_does_not_chat() -> None:

@@ -55,7 +55,7 @@ class VllmEngine(HostedEngine):
         )
         return {
             "device": "cpu" if on_cpu else self.device.partition(":")[0],
-            "args": {**lora_args(adapters, max_rank=self._options.max_lora_rank), **args},
+            "args": {**lora_args(adapters, max_rank=self._options.max_lora_rank, on_cpu=on_cpu), **args},
             "lora": {name: str(path) for name, path in adapters.items()},
             "chat_template": _template(self._options.chat_template, model=self.model.name),
             "pooling": self._options.pooling,

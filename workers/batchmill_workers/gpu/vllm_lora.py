@@ -30,15 +30,19 @@ def chosen(asked: Any, *, upstream: str, names: Mapping[str, Any]) -> str | None
     return str(asked)
 
 
-def lora_args(adapters: Mapping[str, Path], *, max_rank: int | None) -> dict[str, Any]:
-    """Arguments for vLLM's engine. Raises ConfigurationError for a folder that holds no adapter."""
+def lora_args(adapters: Mapping[str, Path], *, max_rank: int | None, on_cpu: bool) -> dict[str, Any]:
+    """Arguments for vLLM's engine. Raises ConfigurationError for a folder that holds no adapter.
+
+    On the processor one place more than there are adapters stays empty: vLLM 0.32 computes a row without an adapter
+    by the last place (it indexes torch's weights with -1) as soon as another row of the batch has one.
+    """
     if not adapters:
         return {}
     largest = max(_rank(name, path) for name, path in adapters.items())
     return {
         "enable_lora": True,
         "max_lora_rank": max_rank or reserved_rank(largest),
-        "max_loras": min(len(adapters), _MOST_IN_ONE_BATCH),
+        "max_loras": len(adapters) + 1 if on_cpu else min(len(adapters), _MOST_IN_ONE_BATCH),
         "max_cpu_loras": len(adapters),
     }
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import shlex
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from batchmill_core.catalog import ModelEntry
@@ -29,22 +25,19 @@ from batchmill_core.errors import (
 from batchmill_core.request import Completion, Request
 
 from .meter import DeviceMeter
-from .server_life import HOST, LifeTerms, NotSent, Sent, ServerLife
-from .server_log import last_words, log_path, size_of
-from .server_options import ServerOptions, fill, named_places
-from .server_process import ServerLost, ServerProcess
-from .sources import resolve_source
+from .server_launch import Launcher
+from .server_life import NotSent, Sent, ServerLife
+from .server_log import last_words
+from .server_options import ServerOptions
+from .server_process import ServerLost
 
 log = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 600.0  # of a call, as everywhere for models that run here
 _PATIENCE_S = 30.0  # how long a row waits in the loop for a server that is being started again
 _COME_AGAIN_S = 10.0
-_PORT_TRIES = 3
 _START_TRIES = 3
 _MOST_PAUSE_S = 30.0
-_PORT_TAKEN = ("already in use", "EADDRINUSE")
-_NOT_PASSED_ON = "BATCHMILL_"  # holds the addresses and passwords of the database and the broker
 
 
 class ServerEngine:
@@ -65,18 +58,7 @@ class ServerEngine:
         self.meter = DeviceMeter()
         self.facts: dict[str, Any] = {}  # load_s, warm_up_s, pid and port of the server that runs
         self.call_timeout_s = model.timeout_s or DEFAULT_TIMEOUT_S
-        self._terms = LifeTerms(
-            model=model.name,
-            upstream=model.upstream,
-            base_path=self.options.base_path,
-            ready_path=self.options.ready_path,
-            capacity_rows=self.capacity_rows,
-            call_timeout_s=self.call_timeout_s,
-            start_timeout_s=self.options.start_timeout_s,
-            warm_up=self.options.warm_up,
-        )
-        self._source = ""
-        self._log = Path()
+        self._launcher = Launcher(model, device, self.options, call_timeout_s=self.call_timeout_s)
         self._life: ServerLife | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()  # a life has begun, or none will
@@ -89,11 +71,9 @@ class ServerEngine:
 
     async def start(self) -> None:
         """Starts the server and waits until it answers. Raises ConfigurationError with the reason and its last words."""
-        self._log = Path(self.options.log_file) if self.options.log_file else log_path(self.model.name, os.environ)
-        if "source" in named_places(self.options.texts):
-            self._source = await asyncio.to_thread(self._resolved_source)
+        await asyncio.to_thread(self._launcher.prepare)
         try:
-            life = await self._begin()
+            life = await self._launcher.begin()
         except ServerLost as fault:
             raise ConfigurationError(f"model {self.model.name}: {fault}") from fault
         self._welcome(life)
@@ -122,7 +102,7 @@ class ServerEngine:
             await asyncio.gather(keeper, return_exceptions=True)
         life, self._life = self._life, None
         if life is not None:
-            await self._end(life)
+            await self._launcher.end(life)
 
     def figures(self) -> EngineFigures:
         """See ``Observable``."""
@@ -172,9 +152,9 @@ class ServerEngine:
             pause_s = 0.0 if life.has_answered else pause_s
             log.warning(
                 "server_lost model=%s starts_again_s=%.0f reason=%s last=%s",
-                self.model.name, pause_s, reason, last_words(self._log),
+                self.model.name, pause_s, reason, last_words(self._launcher.log),
             )  # fmt: skip
-            await self._end(life)
+            await self._launcher.end(life)
             await asyncio.sleep(pause_s)
             try:
                 life = await self._begin_again()
@@ -195,93 +175,24 @@ class ServerEngine:
         pause_s = 0.0
         for _ in range(_START_TRIES - 1):
             try:
-                return await self._begin()
+                return await self._launcher.begin()
             except ServerLost as fault:
                 pause_s = _longer(pause_s)
                 log.warning("server_not_started model=%s tries_again_s=%.0f reason=%s", self.model.name, pause_s, fault)
             await asyncio.sleep(pause_s)
-        return await self._begin()
-
-    async def _begin(self) -> ServerLife:
-        """Starts the server, on another port if somebody took the chosen one meanwhile. Raises ServerLost."""
-        for tries_left in reversed(range(_PORT_TRIES)):
-            port = self._free_port()
-            begin = size_of(self._log)
-            try:
-                return await self._begin_at(port)
-            except ServerLost as fault:
-                said = last_words(self._log, begin)
-                taken = self.options.port is None and any(sign in said for sign in _PORT_TAKEN)
-                if not (taken and tries_left):
-                    ending = f"; its log {self._log} ends: {said}" if said else f"; its log {self._log} is empty"
-                    raise ServerLost(f"{fault} (command: {shlex.join(self.options.command)}){ending}") from fault
-        raise AssertionError("unreachable")
-
-    async def _begin_at(self, port: int) -> ServerLife:
-        places = self._places(port)
-        command = [fill(word, places) for word in self.options.command]
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
-        own = {name: fill(text, places) for name, text in self.options.env.items()}
-        process = await ServerProcess.start(command, environment={**inherited, **own}, log=self._log)
-        life = ServerLife(self._terms, process, port)
-        try:
-            await life.begin()
-        except BaseException:
-            await asyncio.shield(self._end(life))
-            raise
-        self.facts = {"load_s": life.load_s, "warm_up_s": life.warm_up_s, "pid": life.pid, "port": port}
-        return life
+        return await self._launcher.begin()
 
     def _welcome(self, life: ServerLife) -> None:
         found = next((one.context_tokens for one in life.served if one.name == self.model.upstream), None)
         self.context_tokens = self.model.context_tokens or found
+        self.facts = {"load_s": life.load_s, "warm_up_s": life.warm_up_s, "pid": life.pid, "port": life.port}
         self._life, self._gone = life, None
         self._changed.set()
         log.info("server_ready model=%s pid=%d load_s=%.1f", self.model.name, life.pid, life.load_s)
 
-    async def _end(self, life: ServerLife) -> None:
-        await life.end(grace_s=self.options.stop_timeout_s, number=self.options.signal_number)
-
     def _lose_for_good(self, gone: CallError) -> None:
         self._gone = gone
         self._changed.set()
-
-    # what the command is told
-
-    def _places(self, port: int) -> Mapping[str, str]:
-        return {
-            "host": HOST,
-            "port": str(port),
-            "model": self.model.upstream,
-            "source": self._source,
-            "device": self.device,
-            "gpus": str(len([gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu])),
-        }
-
-    def _resolved_source(self) -> str:
-        if self.model.source is None:
-            raise ConfigurationError(f"model {self.model.name}: its command has {{source}}, but no source is given")
-        return str(resolve_source(self.model.source))
-
-    def _free_port(self) -> int:
-        if self.options.port is None:
-            with socket.create_server((HOST, 0)) as listener:
-                return int(listener.getsockname()[1])
-        if not _is_free(self.options.port):
-            raise ServerLost(
-                f"port {self.options.port} is taken by another program on this host; end that program, give another "
-                "port, or leave port out and write {port} in the command"
-            )
-        return self.options.port
-
-
-def _is_free(port: int) -> bool:
-    """Whether nobody listens there; a port that a server left a moment ago is free."""
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _longer(pause_s: float) -> float:

@@ -92,6 +92,7 @@ class ServerLife:
             max_in_flight=terms.capacity_rows,
             timeout_s=2 * terms.call_timeout_s + terms.start_timeout_s,  # never reached: calls are cut off here
         )
+        self.port = port
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.served: list[Served] = []
         self.load_s = self.warm_up_s = 0.0

@@ -8,7 +8,7 @@ import pytest
 
 from batchmill_core.errors import ConfigurationError
 from batchmill_workers.gpu import listing
-from batchmill_workers.gpu.devices import Device, cores_of_quota, parse_devices
+from batchmill_workers.gpu.devices import Device, by_numbers, cores_of_quota, parse_devices
 
 GPUS = (
     Device(index="0", uuid="GPU-aaa", name="NVIDIA L4", memory_mib=23034),
@@ -116,3 +116,17 @@ def test_the_processor_needs_no_listing(monkeypatch: pytest.MonkeyPatch, tmp_pat
 )
 def test_a_containers_quota_bounds_the_cores(cpu_max: str, cores: int | None) -> None:
     assert cores_of_quota(cpu_max) == cores
+
+
+def test_whole_gpus_can_be_named_by_number_for_libraries_that_take_no_uuid_and_parts_cannot() -> None:
+    parted = (Device(index="1", uuid="GPU-bbb"), Device(index="0.0", uuid="MIG-one"))
+
+    assert by_numbers("GPU-bbb,MIG-one,GPU-gone", parted) == "1,MIG-one,GPU-gone"
+
+
+def test_pins_stay_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environment = {"CUDA_VISIBLE_DEVICES": "GPU-aaa"}
+    listing.pin_by_numbers(environment)
+
+    assert environment == {"CUDA_VISIBLE_DEVICES": "GPU-aaa"}

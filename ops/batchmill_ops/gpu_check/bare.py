@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from typing import Any
+
+from batchmill_workers.gpu.listing import pin_by_numbers
 
 from .local_model import prompts
 
@@ -44,6 +47,7 @@ def by_transformers(folder: str, device: str, rows: int, max_tokens: int, second
 
 def by_vllm(folder: str, _device: str, rows: int, max_tokens: int, seconds: float) -> float:
     """One list of prompts, as many as fill that time."""
+    pin_by_numbers(os.environ)
     vllm = importlib.import_module("vllm")
     engine = vllm.LLM(model=folder, disable_log_stats=True)
     tokenizer = engine.get_tokenizer()

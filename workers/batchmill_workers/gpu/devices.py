@@ -76,6 +76,15 @@ def parse_devices(text: str, available: Sequence[Device] = (), *, cores: int | N
     return tuple(_slot(part, available, threads) for part in parts)
 
 
+def by_numbers(visible: str, available: Sequence[Device]) -> str:
+    """CUDA_VISIBLE_DEVICES with whole GPUs by their numbers in the order of PCI_BUS_ID, which is the driver's own.
+
+    Parts of a divided GPU (MIG) stay as they are: CUDA knows them by UUID only.
+    """
+    numbers = {device.uuid: device.index for device in available if device.index.isdigit()}
+    return ",".join(numbers.get(one.strip(), one.strip()) for one in visible.split(","))
+
+
 def no_gpu(asked: str, why: str = "") -> ConfigurationError:
     detail = f" ({why})" if why else ""
     return ConfigurationError(

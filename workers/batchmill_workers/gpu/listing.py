@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import re
 import subprocess
+from collections.abc import MutableMapping
 
 from batchmill_core.errors import ConfigurationError
 
-from .devices import Device, Slot, needs_listing, no_gpu, parse_devices
+from .devices import Device, Slot, by_numbers, needs_listing, no_gpu, parse_devices
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 30.0  # the driver may need seconds to wake a GPU
@@ -19,6 +20,20 @@ _MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)")
 def slots(text: str) -> tuple[Slot, ...]:
     """The slots that ``--devices`` asks for on this host. Raises ConfigurationError."""
     return parse_devices(text, available_devices() if needs_listing(text) else ())
+
+
+def pin_by_numbers(environment: MutableMapping[str, str]) -> None:
+    """Turns UUIDs in CUDA_VISIBLE_DEVICES into numbers, for vLLM, which takes no others: vllm-project/vllm#13815, #46132.
+
+    Leaves the variable alone where the driver cannot be asked.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES", "")
+    if "GPU-" not in visible:
+        return
+    try:
+        environment["CUDA_VISIBLE_DEVICES"] = by_numbers(visible, available_devices())
+    except ConfigurationError:
+        return
 
 
 def available_devices() -> tuple[Device, ...]:

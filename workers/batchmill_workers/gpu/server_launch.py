@@ -12,6 +12,7 @@ from pathlib import Path
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError
 
+from .listing import pin_by_numbers
 from .server_life import HOST, LifeTerms, ServerLife
 from .server_log import last_words, log_path, size_of
 from .server_options import ServerOptions, fill, named_places
@@ -79,6 +80,7 @@ class Launcher:
         places = self._places(port)
         command = [fill(word, places) for word in self._options.command]
         inherited = {name: text for name, text in os.environ.items() if not name.startswith(_NOT_PASSED_ON)}
+        await asyncio.to_thread(pin_by_numbers, inherited)  # `vllm serve` takes no UUIDs
         own = {name: fill(text, places) for name, text in self._options.env.items()}
         process = await ServerProcess.start(command, environment={**inherited, **own}, log=self.log)
         life = ServerLife(self._terms, process, port)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from batchmill.cli import main
+from batchmill.time_spans import parse_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,7 @@ MISTAKES = {
     "run data.jsonl -m x -p y --format csv": "--format and --columns are for results; add -o OUT",
     "estimate data.jsonl -m x -p y": "no file data.jsonl",
     "show x": "there are no jobs in",
+    "watch x --give-up-after soon": "--give-up-after 'soon' is not a length of time; write for example 30s, 10m or 2h",
     "costs --by shoe": "'shoe' is not one of 'model', 'job', 'day', 'account', 'worker'",
     "costs --by modle": "'worker'. Did you mean 'model'? (see `batchmill costs --help`)",
     "rnu data.jsonl": "No such command 'rnu'. Did you mean 'run'?",
@@ -110,3 +112,10 @@ def test_help_loads_neither_celery_nor_the_workers() -> None:
     loaded = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.split()
 
     assert not {"celery", "aiohttp", "requests", "batchmill_workers.launch"} & set(loaded)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("30s", 30), ("1.5m", 90), ("2 h", 7200), ("1D", 86_400), ("0s", 0)]
+)
+def test_lengths_of_time_are_read_with_their_units(text: str, seconds: float) -> None:
+    assert parse_seconds(text, "--give-up-after") == seconds

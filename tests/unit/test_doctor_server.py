@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_ops.doctor_catalog import check_model
+from batchmill_ops.doctor_models import check_model
 from batchmill_ops.doctor_check import Check, Level
 
 

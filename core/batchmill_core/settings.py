@@ -28,6 +28,7 @@ OTHER_VARIABLES: Mapping[str, str] = {
     HOME_VARIABLE: "settings.find_folder",
     "BATCHMILL_FAILPOINT": "tests: where a process shall die",
     "BATCHMILL_PARENT_FD": "launch: a pipe whose end says that the parent is gone",
+    "BATCHMILL_CHUNK_SLOTS": "launch: chunks that a worker process feeds at a time",
     "BATCHMILL_DEVICE": "launch: the device that a GPU worker is pinned to",
 }
 

@@ -167,7 +167,12 @@ class Mill:
         name = name or f"w{len(self.workers)}"
         plan = ProcessPlan(name=name, queues=tuple(queues), slots=slots)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
-        own = {"BATCHMILL_HOME": str(self.home), PARENT_FD_VARIABLE: str(self._read_end), **(env or {})}
+        own = {
+            "BATCHMILL_HOME": str(self.home),
+            PARENT_FD_VARIABLE: str(self._read_end),
+            **plan.variables(),
+            **(env or {}),
+        }
         log_path = self.home / f"{name}.log"
         with log_path.open("ab") as log:
             process = subprocess.Popen(

@@ -54,6 +54,12 @@ class Host(Protocol):
 
     def lane(self, step: Step) -> Lane: ...
 
+    def fed(self, queue: str) -> None:
+        """All rows of an attempt are on their way: there is a place for another chunk. Called once, and then `spent`."""
+
+    def spent(self, queue: str) -> None:
+        """An attempt that was fed has ended."""
+
     def stop_account(self, account: str, error: CallError) -> Awaitable[None]: ...
 
 
@@ -126,9 +132,13 @@ class ChunkRun:
         self.host.runs[self.claim.chunk_id] = self
         try:
             await self._feed_safely(self._groups())
-            while self._tasks:
-                await asyncio.wait(self._tasks)
-            await self._release()
+            self.host.fed(self.claim.queue)
+            try:
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+                await self._release()
+            finally:
+                self.host.spent(self.claim.queue)
         finally:
             self.host.runs.pop(self.claim.chunk_id, None)
         return Summary(text=self._words(), queue=self.claim.queue)

@@ -20,10 +20,11 @@ from batchmill_db import chunks, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
 from .gpu.listing import slots
-from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
+from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, RENEW_EXIT_CODE, SLOTS_VARIABLE, UNFIT_EXIT_CODE
 
 log = logging.getLogger(__name__)
 
+MOST_CHUNKS = 32
 _FIRST_BACKOFF_S = 1.0
 _MOST_BACKOFF_S = 60.0
 _STEADY_S = 60.0  # a process that ran this long starts again at once
@@ -40,6 +41,15 @@ class ProcessPlan:
     slots: int
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def threads(self) -> int:
+        """Celery's threads: each waits for a chunk, and chunks whose rows are all on their way lend their slots."""
+        return max(MOST_CHUNKS, self.slots)
+
+    def variables(self) -> dict[str, str]:
+        """What the process needs in its environment, beside the supervisor's."""
+        return {**self.environment, SLOTS_VARIABLE: str(self.slots)}
+
     def command(self) -> list[str]:
         return [
             sys.executable,
@@ -53,7 +63,7 @@ class ProcessPlan:
             "-P",
             "threads",
             "-c",
-            str(self.slots),
+            str(self.threads),
             "-Q",
             ",".join(self.queues),
             "-n",
@@ -159,7 +169,7 @@ class Supervisor:
         return [c.process.pid for c in self._children if c.process is not None and c.process.poll() is None]
 
     def _spawn(self, child: _Child) -> None:
-        environment = {**self._environment, **child.plan.environment, PARENT_FD_VARIABLE: str(self._ends[0])}
+        environment = {**self._environment, **child.plan.variables(), PARENT_FD_VARIABLE: str(self._ends[0])}
         log_file = None
         if self._log_folder is not None:
             self._log_folder.mkdir(parents=True, exist_ok=True)

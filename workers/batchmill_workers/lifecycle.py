@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +24,7 @@ from batchmill_core.job import Step
 from batchmill_core.settings import Settings
 from batchmill_db import chunks, migrate, telemetry
 from batchmill_db.chunks import Child, Doorbell
-from batchmill_db.session import Connection, Database
+from batchmill_db.session import Connection, Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
 from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
@@ -61,7 +62,9 @@ class WorkerProcess:
         name: str,
         queues: Sequence[str],
         slots: int,
+        threads: int | None = None,
         leave: Callable[[int], None] = lambda _: None,
+        on_slots: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.settings = settings
         self.worker_id = uuid.uuid4().hex
@@ -76,7 +79,8 @@ class WorkerProcess:
         self._bell = make_bell(settings, broker_url=app.conf.broker_url)
         self._device = os.environ.get(DEVICE_VARIABLE, "cpu")
         self._lanes: dict[str, Lane] = {}
-        self._slots = ChunkSlots(slots)
+        self._ringer = ThreadPoolExecutor(1, thread_name_prefix="ringer")
+        self._slots = ChunkSlots(slots, most=threads, on_size=on_slots)
         self._leave = leave
         self._cut_off = False
         self._noted: asyncio.Future[None] | None = None  # held until it is done
@@ -197,8 +201,6 @@ class WorkerProcess:
             self._slots.give()
         if summary.queue is not None:
             self._look_at_wear()
-            if not self.draining:
-                self._ring_next(summary.queue)
         return summary.text
 
     async def _run(self, chunk_id: int) -> Summary:
@@ -247,12 +249,30 @@ class WorkerProcess:
     def _ring(self, bell: Doorbell) -> None:
         publish(self._bell, bell.chunk_id, bell.queue, bell.label)
 
+    def fed(self, queue: str) -> None:
+        """See ``chunk_run.Host``: lends the slot of an attempt, and rings for the chunk that takes its place."""
+        if self._slots.lend():
+            self._ring_soon(queue)
+
+    def spent(self, queue: str) -> None:
+        """See ``chunk_run.Host``. Rings always: the attempt may have left rows for another, and its slot is free."""
+        self._slots.end_loan()
+        self._ring_soon(queue)
+
+    def _ring_soon(self, queue: str) -> None:
+        if not self.draining:
+            self._ringer.submit(self._ring_next, queue)
+
     def _ring_next(self, queue: str) -> None:
         window = self.dispatcher.windows.get(queue, self.slots + WINDOW_EXTRA)
-        bells = self.database.run(
-            lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
-        )
-        self.dispatcher.ring_all(bells)
+        try:
+            bells = self.database.run(
+                lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
+            )
+        except DatabaseError as fault:
+            log.warning("next_not_rung queue=%s error=%s", queue, fault)  # the dispatcher does it when it can
+        else:
+            self.dispatcher.ring_all(bells)
 
     async def stop_account(self, account: str, error: CallError) -> None:
         """Stops a provider account for all hosts, with one message."""
@@ -324,6 +344,7 @@ class WorkerProcess:
         renewing = self.draining and not self._cut_off
         self.draining = True
         self._slots.wait_idle(None if renewing else self.settings.drain_s + 5)
+        self._ringer.shutdown()
         self.dispatcher.stop()
         if self.prober is not None:
             self.prober.stop()

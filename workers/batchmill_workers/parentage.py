@@ -19,6 +19,7 @@ RENEW_EXIT_CODE = 75  # EX_TEMPFAIL: it has done enough; a fresh one is to start
 UNFIT_EXIT_CODE = 78  # EX_CONFIG: starting again will not help
 PARENT_FD_VARIABLE = "BATCHMILL_PARENT_FD"
 DEVICE_VARIABLE = "BATCHMILL_DEVICE"
+SLOTS_VARIABLE = "BATCHMILL_CHUNK_SLOTS"  # where it is not the number of Celery's threads
 
 
 def watch_parent() -> None:

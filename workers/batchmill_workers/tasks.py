@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -16,7 +17,7 @@ from batchmill_core.settings import load_settings
 from batchmill_db.session import DatabaseUnavailable
 
 from .lifecycle import WorkerProcess
-from .parentage import DOWN_EXIT_CODE, UNFIT_EXIT_CODE, exit_with, watch_parent
+from .parentage import DOWN_EXIT_CODE, SLOTS_VARIABLE, UNFIT_EXIT_CODE, exit_with, watch_parent
 
 # Celery warns root of pickle; messages here are JSON and hold one number.
 warnings.filterwarnings("ignore", category=SecurityWarning)
@@ -47,9 +48,13 @@ def _start(sender: str, instance: Any, **_: Any) -> None:
         app,
         name=sender,
         queues=sorted(instance.app.amqp.queues.consume_from),
-        slots=instance.concurrency,
+        slots=int(os.environ.get(SLOTS_VARIABLE) or instance.concurrency),
+        threads=instance.concurrency,
         leave=_leave,
+        on_slots=lambda count: setattr(instance, "max_concurrency", count),
     )
+    # The name that Celery's autoscaler has for how many messages to take at once, see celery.worker.consumer.tasks.
+    instance.max_concurrency = process.slots
     try:
         process.start()
     except DatabaseUnavailable as fault:

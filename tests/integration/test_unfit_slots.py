@@ -19,7 +19,7 @@ from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
 
 ENGINE = '''
-    """An engine that is what the file named by its source says: dying, down or well."""
+    """An engine that is what the file named by its source says: ill, dying, down or well."""
 
     from pathlib import Path
 
@@ -36,7 +36,8 @@ ENGINE = '''
             self.mood = Path(model.source)
 
         async def start(self):
-            pass
+            if self.mood.read_text() == "ill":
+                raise ZeroDivisionError("a bug in a plug-in")
 
         async def complete(self, request):
             mood = self.mood.read_text()
@@ -99,6 +100,16 @@ def test_a_slot_whose_model_is_broken_says_so_once_and_no_chunk_counts_an_attemp
     assert f"cannot be loaded from {broken}" in said[0]
     assert {(c.state, c.fence, c.crash_count, c.fail_count) for c in mill.chunks(job)} == {("ready", 0, 0, 0)}
     assert mill.calls(job) == []
+
+
+def test_a_bug_in_an_engine_that_does_not_start_makes_its_slot_unfit_too(make_mill: MakeMill, mood: Path) -> None:
+    mood.write_text("ill")
+    mill = _mill(make_mill, "moody", mood)
+    with _serving(mill, {"PYTHONPATH": str(mood.parent / "plugins")}) as supervisor:
+        until("the slot is unfit", lambda: supervisor.unfit, timeout_s=60)
+        said = supervisor.unfit
+
+    assert "model m cannot be loaded: ZeroDivisionError: a bug in a plug-in" in said[0]
 
 
 def test_an_engine_that_dies_again_and_again_makes_its_slot_unfit_before_rows_are_given_up(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Protocol
 from batchmill_core import tokens
 from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
 from batchmill_core.engine import Engine, TimesCalls, engine_class
-from batchmill_core.errors import ConfigurationError, EngineDown, EngineLost, Unreachable
+from batchmill_core.errors import BatchmillError, ConfigurationError, EngineDown, EngineLost, Unreachable
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 from batchmill_core.settings import Settings, api_key
@@ -23,6 +24,8 @@ from .api.engine import ApiEngine
 from .deaths import Deaths
 from .gpu import fit
 from .window import Window
+
+log = logging.getLogger(__name__)
 
 EMBED_ROWS = 64
 LONG_PAUSE_S = 5.0
@@ -144,7 +147,22 @@ class LocalLane:
     async def start(self) -> None:
         if self._checked:
             await asyncio.to_thread(fit.check_fit, self._entry, self._device)
-        await self.engine.start()
+        try:
+            await self.engine.start()
+        except BatchmillError:
+            raise
+        except Exception as fault:
+            raise ConfigurationError(
+                f"model {self._entry.name} cannot be loaded: {type(fault).__name__}: {fault}"
+            ) from fault
+        facts = getattr(self.engine, "facts", {})
+        log.info(
+            "engine_ready model=%s device=%s load_s=%.2f warm_up_s=%.2f",
+            self._entry.name,
+            self._device,
+            facts.get("load_s", 0.0),
+            facts.get("warm_up_s", 0.0),
+        )
         self.window = Window.for_capacity(self.engine.capacity_rows)
         self.book_rows = self.window.batch
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_ops.doctor_models import check_model
 from batchmill_ops.doctor_check import Check, Level
+from batchmill_ops.doctor_models import check_model
 
 
 def check(source: str | None = None, **options: Any) -> Check:

@@ -214,7 +214,9 @@ def test_memory_for_adapters_follows_from_the_largest_rank(tmp_path: Path) -> No
 def test_on_the_processor_a_place_stays_empty_for_rows_without_an_adapter(tmp_path: Path) -> None:
     adapters = {"a": adapter(tmp_path / "a", 4), "b": adapter(tmp_path / "b", 4)}
 
-    assert lora_args(adapters, max_rank=None, on_cpu=True)["max_loras"] == 3
+    args = lora_args(adapters, max_rank=None, on_cpu=True)
+
+    assert (args["max_loras"], args["max_cpu_loras"]) == (3, 3)
 
 
 def test_a_folder_without_an_adapter_is_named(tmp_path: Path) -> None:
@@ -312,6 +314,7 @@ def test_each_lack_of_memory_has_its_advice(said: str, advice: str) -> None:
 
 def test_an_error_that_says_enough_is_told_as_it_is() -> None:
     assert load_failure(ValueError("no such\n quantization"), LOG) == "no such quantization"
+    assert load_failure(ValueError("1 error\n  too few [type=value_error, …]"), LOG) == "1 error too few"
 
 
 class EngineDeadError(Exception):

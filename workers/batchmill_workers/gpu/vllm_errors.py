@@ -25,7 +25,7 @@ def root_cause(lines: Iterable[str]) -> str | None:
 
 def load_failure(error: BaseException, lines: Iterable[str]) -> str:
     """One sentence on why the model cannot be loaded, and what to change if it is too big for its device."""
-    said = " ".join(str(error).split()) or type(error).__name__
+    said = " ".join(str(error).split()).partition(" [type=")[0] or type(error).__name__  # pydantic adds its input
     told = root_cause(lines) if _follows(said) else None
     return with_advice(told or said)
 

@@ -38,12 +38,13 @@ def lora_args(adapters: Mapping[str, Path], *, max_rank: int | None, on_cpu: boo
     """
     if not adapters:
         return {}
+    places = len(adapters) + 1 if on_cpu else min(len(adapters), _MOST_IN_ONE_BATCH)
     largest = max(_rank(name, path) for name, path in adapters.items())
     return {
         "enable_lora": True,
         "max_lora_rank": max_rank or reserved_rank(largest),
-        "max_loras": len(adapters) + 1 if on_cpu else min(len(adapters), _MOST_IN_ONE_BATCH),
-        "max_cpu_loras": len(adapters),
+        "max_loras": places,
+        "max_cpu_loras": max(places, len(adapters)),
     }
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from batchmill_core.errors import ConfigurationError
@@ -20,6 +20,7 @@ from batchmill_db import chunks, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
 from .gpu.listing import slots
+from .node_names import distinct, mark_of, taken_names
 from .parentage import DEVICE_VARIABLE, PARENT_FD_VARIABLE, RENEW_EXIT_CODE, SLOTS_VARIABLE, UNFIT_EXIT_CODE
 
 log = logging.getLogger(__name__)
@@ -151,9 +152,23 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts every process and watches them from a thread."""
+        self._settle_names()
         for child in self._children:
             self._spawn(child)
         self._thread.start()
+
+    def _settle_names(self) -> None:
+        """Gives a process another name where one on this host has it: by another installation, or a second command."""
+        try:
+            host = socket.gethostname()
+            here = self._open_database().run(lambda conn: telemetry.workers_of_host(conn, host), patience_s=2)
+        except DatabaseError as fault:
+            log.info("names_not_compared error=%s", fault)
+            return
+        taken, mark = taken_names(here), mark_of(self._settings.home)
+        for child in self._children:
+            child.plan = replace(child.plan, name=distinct(child.plan.name, taken, mark=mark))
+            taken.add(child.plan.name)
 
     @property
     def unfit(self) -> list[str]:

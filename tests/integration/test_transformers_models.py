@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed; make test i
 
 import sentence_transformers  # noqa: E402
 import transformers  # noqa: E402
+from jsonschema import validate  # noqa: E402
 
 from batchmill_core.catalog import ModelEntry  # noqa: E402
 from batchmill_core.errors import InvalidRequest, TooLong  # noqa: E402
@@ -29,6 +30,7 @@ from batchmill_workers.gpu.transformers import TransformersEngine  # noqa: E402
 from batchmill_workers.gpu.transformers_loading import task_of  # noqa: E402
 from batchmill_workers.gpu.transformers_options import TransformersOptions  # noqa: E402
 from batchmill_workers.gpu.transformers_process import load_work  # noqa: E402
+from batchmill_workers.gpu.transformers_work import Refused  # noqa: E402
 from tests import tiny_models  # noqa: E402
 from tests.conformance.engine_host import EngineCase, EngineHost, chat  # noqa: E402
 
@@ -237,6 +239,31 @@ def test_a_model_without_a_template_says_what_to_do_and_takes_one(tmp_path: Path
 
     (piece,) = loaded(folder, chat_template="{{ messages[-1]['content'] }}").read(asking("Hi"))
     assert piece.tokens == 2
+
+
+def test_answers_are_held_to_a_schema_while_they_are_written(tmp_path: Path) -> None:
+    properties = {"label": {"enum": ["good", "bad"]}, "stars": {"type": "integer", "minimum": 1, "maximum": 5}}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": ["label", "stars"],
+        "additionalProperties": False,
+    }
+    work = loaded(tiny_models.save_llama(tmp_path / "model"))
+    held = {**asking("Hi", temperature=1.0, seed=1, max_tokens=60), "schema": schema}
+    first, free, second = computed(work, held, asking("Hi", temperature=0.0, max_tokens=5), held)
+
+    validate(json.loads(first["text"]), schema)
+    assert first == {**second, "first_token_ns": first["first_token_ns"]}
+    assert first["finish_reason"] == "stop"
+    assert free["output_tokens"] == 5
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(tmp_path: Path) -> None:
+    work = loaded(tiny_models.save_llama(tmp_path / "model"))
+
+    with pytest.raises(Refused, match=r"#/nowhere; options\.guided = false"):
+        work.read({**asking("Hi"), "schema": {"properties": {"a": {"$ref": "#/nowhere"}}}})
 
 
 # where files come from

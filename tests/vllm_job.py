@@ -17,6 +17,7 @@ engine = "vllm"
 source = "{folder}"
 device_usd_per_hour = 0.05
 [models.smollm2.options]
+dtype = "float32"
 enforce_eager = true
 max_num_seqs = 32
 max_model_len = 2048
@@ -29,7 +30,7 @@ def main() -> None:
     with Path("rows.jsonl").open("w") as file:
         file.writelines(json.dumps({"topic": f"number {n}"}) + "\n" for n in range(ROWS))
     options = ["--model", "smollm2", "--prompt", "Write two sentences about {{ topic }}.", "-o", "out.jsonl"]
-    sampling = ["--param", "max_tokens=32", "--param", "temperature=0"]
+    sampling = ["--param", "max_tokens=8", "--param", "temperature=0"]
     command = [Path(sys.executable).with_name("batchmill"), "run", "rows.jsonl", *options, *sampling, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout)

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from batchmill_workers.gpu.vllm_figures import Figures, stat_logger
 from batchmill_workers.gpu.vllm_loading import build_engine, check_platform, prepare_environment, tokenizer_of
 from batchmill_workers.gpu.vllm_log import Log
 from batchmill_workers.gpu.vllm_model import VllmModel, tokens_prompt
-from batchmill_workers.gpu.vllm_requests import Requests
+from batchmill_workers.gpu.vllm_requests import EngineDied, Requests
 
 
 def main() -> None:
@@ -36,8 +37,11 @@ def main() -> None:
     log = Log()
     try:
         serve(load, lambda error: load_failure(error, log.lines()))
+    except EngineDied:
+        sys.exit("vLLM's engine died; its own lines above say why")
     finally:
         log.close()
+        sys.unraisablehook = lambda _raised: None  # vLLM's finalizers fail while Python takes itself apart
 
 
 class VllmRunner:

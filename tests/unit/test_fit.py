@@ -227,7 +227,9 @@ def test_a_real_model_under_a_memory_limit_that_is_too_small_is_refused_before_l
 
 
 def test_the_check_can_be_left_out_and_engines_never_hear_of_it() -> None:
-    entry, checked = fit.without_check(ModelEntry(name="m", options={"check_memory": False, "dtype": "auto"}))
+    entry, checked = fit.without_check(
+        ModelEntry(name="m", engine="vllm", options={"check_memory": False, "dtype": "auto"})
+    )
 
     assert not checked
     assert entry.options == {"dtype": "auto"}
@@ -235,4 +237,10 @@ def test_the_check_can_be_left_out_and_engines_never_hear_of_it() -> None:
 
 def test_a_check_that_is_no_flag_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="check_memory is 'no'; it must be true or false"):
-        fit.without_check(ModelEntry(name="m", options={"check_memory": "no"}))
+        fit.without_check(ModelEntry(name="m", engine="vllm", options={"check_memory": "no"}))
+
+
+def test_engines_whose_use_of_memory_nobody_knows_are_not_checked_and_keep_their_options() -> None:
+    entry = ModelEntry(name="m", engine="server", source="x", options={"command": "serve"})
+
+    assert fit.without_check(entry) == (entry, False)

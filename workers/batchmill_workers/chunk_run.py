@@ -414,7 +414,7 @@ class ChunkRun:
         self.stop("engine lost")
 
     def stop_account(self, error: CallError) -> None:
-        self.stop(f"account stopped: {error.kind}")
+        self.stop(f"{'engine' if self.step.account is None else 'account'} stopped: {error.kind}")
         if self.step.account is not None:
             self._aside(self.host.stop_account(self.step.account, error))
 

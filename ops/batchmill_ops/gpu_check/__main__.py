@@ -26,6 +26,7 @@ _QUICK_ROWS = 48
 def main(arguments: list[str]) -> int:
     """Exit code: 0 when nothing failed, 1 when something did, 2 for wrong arguments, 3 without a GPU."""
     asked = _parser().parse_args(arguments)
+    asked.quick = asked.quick or asked.device == "cpu"  # a billion parameters would take a processor hours
     try:
         every = slots("cpu" if asked.device == "cpu" else "all")
     except ConfigurationError as fault:
@@ -44,7 +45,9 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="ops/gpu-check", description=__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the items that a processor can")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the items that a processor can, quickly"
+    )
     parser.add_argument(
         "--engine", choices=("auto", "vllm", "transformers"), default="auto", help="auto: vLLM where it is"
     )

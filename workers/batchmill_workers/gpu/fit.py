@@ -29,6 +29,8 @@ _LOOK_EVERY_S = 1.0
 
 def without_check(entry: ModelEntry) -> tuple[ModelEntry, bool]:
     """The entry as its engine knows it, and whether memory is to be checked. Raises ConfigurationError."""
+    if entry.engine not in _ENGINES:
+        return entry, False
     options = dict(entry.options)
     wanted = options.pop(CHECK_OPTION, True)
     if not isinstance(wanted, bool):
@@ -50,7 +52,7 @@ def check_fit(
 
     Memory that others hold may come free, as that of a process that just died does: it is waited for, 20 s at most.
     """
-    if entry.engine not in _ENGINES or entry.source is None:
+    if entry.engine not in _ENGINES or entry.source is None:  # an engine without a source says so itself
         return
     needs = needs_of(entry, resolve_source(entry.source), device=device)
     deadline = clock() + _PATIENCE_S

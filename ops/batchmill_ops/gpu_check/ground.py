@@ -22,7 +22,6 @@ from batchmill_workers.launch import Supervisor, plan_gpu
 
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.2
-_TAIL_CHARS = 1500
 _ENDED = (JobState.DONE, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
 
 
@@ -52,13 +51,15 @@ class Ground:
         return f"{table}options = {{ {options} }}\n"
 
     def python(self, *arguments: str, timeout_s: float) -> str:
-        """What a Python process that is pinned to the slot prints. Raises RuntimeError with the end of what it said."""
+        """What a Python process that is pinned to the slot prints. Raises RuntimeError with its last words."""
         command = [sys.executable, "-P", *arguments]
         done = subprocess.run(
             command, env=dict(self.pinned), capture_output=True, text=True, timeout=timeout_s, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(arguments[:3])} ended with {done.returncode}: {done.stderr[-_TAIL_CHARS:]}")
+            sys.stderr.write(done.stderr)
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise RuntimeError(f"{' '.join(arguments[:3])} ended with {done.returncode}: {last}")
         return done.stdout
 
 

@@ -47,8 +47,10 @@ def pinning(every: Sequence[Slot], ground: Ground) -> Verdict:
     wanted = [len(slot.devices) for slot in every]
     all_seen = [uuid for one in seen for uuid in one]
     good = [len(one) for one in seen] == wanted and len(set(all_seen)) == len(all_seen)
-    return judged(
-        good, f"{len(every)} slots see {[len(s) for s in seen]} devices, all distinct; one named twice is refused"
+    if not good:
+        return failed(f"slots of {wanted} devices see {[len(one) for one in seen]} ({', '.join(all_seen) or 'none'})")
+    return passed(
+        f"{len(every)} slots see their own devices ({', '.join(all_seen) or 'none'}); one named twice is refused"
     )
 
 

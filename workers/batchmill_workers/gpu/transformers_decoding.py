@@ -37,7 +37,7 @@ class Decoder:
         """Logits of the last position of each row, and the key-value cache after it."""
         output = self.model(
             input_ids=tokens,
-            attention_mask=mask,
+            attention_mask=None if _is_state(cache) else mask,
             position_ids=positions,
             use_cache=True,
             **{self._cache_name: cache},
@@ -92,7 +92,7 @@ class DecodingRun:
         """Takes rows that are done out of the batch, once they are enough of it."""
         pairs = list(zip(self._items, self._answers, strict=True))
         keep = [i for i, pair in enumerate(pairs) if self._runs(*pair)]
-        if not keep or (len(pairs) - len(keep)) * _LEAVE_SHARE < len(pairs):
+        if not keep or (len(pairs) - len(keep)) * _LEAVE_SHARE < len(pairs) or not _divisible(self._cache):
             return
         index = self._tokens.new_tensor(keep)
         self._cache.batch_select_indices(index)
@@ -104,6 +104,18 @@ class DecodingRun:
 def _prompt(item: Item) -> Prompt:
     assert isinstance(item.payload, Prompt)
     return item.payload
+
+
+def _is_state(cache: Any) -> bool:
+    """Whether it is a state alone, as Mamba's, in which padding has no place once the prompt is read."""
+    linear = getattr(cache, "is_linear", ())
+    return bool(linear) and all(linear)
+
+
+def _divisible(cache: Any) -> bool:
+    """Whether rows can be taken out of it: those that keep a state instead of keys and values cannot (Mamba, LFM2)."""
+    layers = getattr(cache, "layers", None) or [cache]
+    return all(hasattr(layer, "batch_select_indices") for layer in layers)
 
 
 def left_padded(rows: Sequence[Sequence[int]], pad: int, device: Any) -> tuple[Any, Any]:

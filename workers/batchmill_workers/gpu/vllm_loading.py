@@ -37,14 +37,16 @@ def check_platform(device: str) -> None:
         raise ValueError(f"the installed vLLM computes on {built}, not on {device}; use {wanted}")
 
 
-def build_engine(path: str, args: Mapping[str, Any], stat_logger: Callable[..., Any]) -> Any:
+def build_engine(path: str, args: Mapping[str, Any], stat_logger: Callable[..., Any], *, pooling: bool) -> Any:
     """An AsyncLLM on the running event loop. Raises ValueError for an argument that this vLLM does not have."""
     arguments = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
     engine = importlib.import_module("vllm.v1.engine.async_llm").AsyncLLM
     usage = importlib.import_module("vllm.usage.usage_lib").UsageContext
     known = {one.name for one in dataclasses.fields(arguments)}
     refuse_unknown(args, known)
-    ours = {"model": path, "disable_log_stats": True, "use_tqdm_on_load": False, "stream_interval": _WHOLE_ANSWER}
+    ours: dict[str, Any] = {"model": path, "disable_log_stats": True, "use_tqdm_on_load": False}
+    if not pooling:  # vLLM 0.32 fails an assertion over it when it embeds
+        ours["stream_interval"] = _WHOLE_ANSWER
     given = {**{name: value for name, value in ours.items() if name in known}, **args}
     # As LLM's does, the context chooses batch sizes for throughput; an API server's are for latency.
     return engine.from_engine_args(arguments(**given), usage_context=usage.LLM_CLASS, stat_loggers=[stat_logger])

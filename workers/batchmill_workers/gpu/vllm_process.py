@@ -114,9 +114,10 @@ def ending_with_worker(channel: Channel) -> Iterator[None]:
 
 
 async def _model(configuration: Frame, figures: Figures) -> VllmModel:
-    engine = build_engine(configuration["path"], configuration["args"], stat_logger(figures))
+    pooling = configuration["pooling"]
+    engine = build_engine(configuration["path"], configuration["args"], stat_logger(figures), pooling=pooling)
     tokenizer = await tokenizer_of(engine)
-    if not (configuration["pooling"] or configuration["chat_template"] or tokenizer.chat_template):
+    if not (pooling or configuration["chat_template"] or tokenizer.chat_template):
         raise ValueError("the model has no chat template; give one as options.chat_template")
     return VllmModel(engine, tokenizer, configuration)
 

@@ -342,9 +342,7 @@ class ChunkRun:
             if step.device_nanousd_per_hour is None:
                 return None
             return -(-int(step.timeout_s * 1e9) * step.device_nanousd_per_hour // _NS_PER_HOUR)
-        output = (
-            0 if self.task is TaskKind.EMBED else output_bound({**self.spec.params, **unit.items[0].request.params})
-        )
+        output = output_bound({**self.spec.params, **unit.items[0].request.params}) if self.task is TaskKind.CHAT else 0
         if output is None:
             return None
         prompt = sum(tokens.upper_bound_tokens(i.request) for i in unit.items)

@@ -20,7 +20,7 @@ from batchmill_workers.gpu.transformers_calls import Calls
 from batchmill_workers.gpu.transformers_work import Run, Work
 
 BROKEN_DEVICE = 70  # exit status: the device needs a new process
-_JOIN_TIMEOUT_S = 0.006  # longer than a batcher lets a device that has become free wait for more rows
+_JOIN_TIMEOUT_S = 0.025  # longer than a batcher lets a device that has become free wait for more rows
 _JOIN_EVERY_STEPS = 4
 _MOST_RUNS = 4
 _TELL_EVERY_S = 0.5

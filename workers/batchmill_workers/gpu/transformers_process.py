@@ -33,6 +33,9 @@ from batchmill_workers.gpu.transformers_options import TransformersOptions
 from batchmill_workers.gpu.transformers_work import Refused, Work
 
 _END_TIMEOUT_S = 10.0
+_SETTLE_MS = (
+    20.0  # a worker books a few dozen rows at a time: a batch that went after its first commit would be half one
+)
 _PLACES = {
     "chat": ("transformers_chat", "load_chat"),
     "embed": ("transformers_vectors", "load_embedder"),
@@ -134,6 +137,7 @@ def limits(options: TransformersOptions, device: str) -> Limits:
         max_rows=options.rows(device),
         max_tokens=options.max_batch_tokens or None,
         max_wait_ms=float(options.max_wait_ms),
+        settle_ms=_SETTLE_MS,
     )
 
 

@@ -21,11 +21,14 @@ _JOBS = 50
 
 def _with_settings(offer: Callable[[Settings, str], list[str]]) -> Callable[[str], list[str]]:
     def complete(incomplete: str) -> list[str]:
+        before = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # a warning would land between what somebody types
         try:
             return offer(load_settings(), incomplete)
         except (BatchmillError, OSError):
             return []
+        finally:
+            logging.disable(before)
 
     complete.__name__, complete.__doc__ = offer.__name__, offer.__doc__
     return complete

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, get_type_hints
 
 from batchmill_core.settings import load_settings
 
-from .asked import make_submission
+from .asked import Options, make_submission, parameters
 from .client import Client, Job
 
 _lock = threading.Lock()
@@ -37,55 +38,26 @@ def connect(
     return client
 
 
-def submit(
-    dataset: str | PathLike[str] | Iterable[Any],
-    *,
-    model: str | None = None,
-    prompt: str | None = None,
-    system: str | None = None,
-    messages_column: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    schema: Mapping[str, Any] | None = None,
-    task: str | None = None,
-    name: str | None = None,
-    key: str | None = None,
-    budget_usd: float | str | None = None,
-    priority: int = 5,
-    chunk_size: int | None = None,
-    id_column: str | None = None,
-    limit: int | None = None,
-    encoding: str = "utf-8",
-    skip_bad_rows: bool = False,
-    stream: bool = False,
-) -> Job:
+def submit(dataset: str | PathLike[str] | Iterable[Any], **options: Unpack[Options]) -> Job:
     """Submits a data set (a path, ``-``, an iterable of mappings or a data frame) and answers its Job.
 
-    Every row is read, rendered and saved before this returns. With no broker configured it starts workers in the
-    folder and keeps them until ``wait()`` returns or the program ends. With a ``key``, the same call answers the same
-    job. Raises SourceError, PromptError or ConfigurationError when the data set or what is asked is wrong, JobError
-    when the key belongs to another submission.
+    Every row is read, rendered and saved before this returns; with ``eager`` workers begin with the first rows meanwhile.
+    With no broker configured it starts workers in the folder and keeps them until ``wait()`` returns or the program ends.
+    With a ``key``, the same call answers the same job. Raises SourceError, PromptError or ConfigurationError when the
+    data set or what is asked is wrong, JobStopped when an ``eager`` job's data set turns out so: it is paused, and the
+    same key goes on. JobError when the key belongs to another submission or data set.
     """
-    submission = make_submission(
-        dataset if isinstance(dataset, (str, Path)) or not isinstance(dataset, PathLike) else Path(dataset),
-        model=model,
-        prompt=prompt,
-        system=system,
-        messages_column=messages_column,
-        params=params,
-        schema=schema,
-        task=task,
-        name=name,
-        key=key,
-        budget_usd=budget_usd,
-        priority=priority,
-        chunk_size=chunk_size,
-        id_column=id_column,
-        limit=limit,
-        encoding=encoding,
-        skip_bad_rows=skip_bad_rows,
-        stream=stream,
-    )
-    return default_client().submit(submission)
+    given = dataset if isinstance(dataset, (str, Path)) or not isinstance(dataset, PathLike) else Path(dataset)
+    return default_client().submit(make_submission(given, **options))
+
+
+submit.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help(): what `options` may be
+    [
+        inspect.Parameter("dataset", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *parameters(get_type_hints(Options)),
+    ],
+    return_annotation=Job,
+)
 
 
 def job(reference: str) -> Job:

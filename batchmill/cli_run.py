@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,22 +15,26 @@ from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
 from batchmill_db import jobs
 from batchmill_db.jobs import JobRecord
+from batchmill_db.session import Database
 from batchmill_ops.live_screen import screen_for
 from batchmill_ops.progress import Follower
 from batchmill_ops.report import read_situation
 from batchmill_ops.up import remedy_here
-from batchmill_ops.waits import nobody_serves
+from batchmill_ops.waits import nobody_serves, stopped_because
 from batchmill_producers.estimate import estimate
 from batchmill_producers.submit import Submission, submit
 
+from .completing import job_references
 from .control import resume
 from .finishing import finish
+from .help_examples import examples
 from .opening import doorbell, opened
-from .options import ExcelSafeOption, JobArgument, JsonOption, takes_submission
+from .options import ExcelSafeOption, JsonOption, takes_submission
 from .output import Format, Output, output_of
-from .running import attached, interruptible_loading, see_through
+from .running import attached, interruptible_loading, see_through, shown_meanwhile
 from .tables import estimate_table
 from .terminal import print_json, say, talk, tell
+from .time_spans import parse_seconds
 
 if TYPE_CHECKING:
     from batchmill_ops.stack import Stack
@@ -39,15 +45,10 @@ _PANEL = "Data sets through models"
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module, in the order that help lists them."""
 
-    def add(name: str, example: str) -> None:
+    for name in ("run", "submit", "estimate", "watch"):
         command = globals()[f"{name}_command"]
         shared = takes_submission(command) if name != "watch" else command
-        app.command(name, rich_help_panel=_PANEL, epilog=f"Example: {example}")(shared)
-
-    add("run", "batchmill run reviews.jsonl --model sim-chat --prompt 'Label: {{ text }}' -o labels.jsonl")
-    add("submit", "job=$(batchmill submit reviews.jsonl -m sim-chat -p 'Label: {{ text }}') && batchmill watch $job")
-    add("estimate", "batchmill estimate reviews.jsonl -m gpt-4.1-mini -p 'Label: {{ text }}' --param max_tokens=8")
-    add("watch", "batchmill watch reviews")
+        app.command(name, rich_help_panel=_PANEL, epilog=examples(name))(shared)
 
 
 def run_command(
@@ -82,16 +83,34 @@ def _run_output(
 
 
 def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:
-    """The job, open: a paused one of the same key goes on."""
-    with doorbell(settings, stack.broker_url) as ring, interruptible_loading(submission.key) as loading:
-        record = submit(stack.database, settings, submission, ring=ring, progress=loading, note=say)
+    """The job, open: a paused one of the same key goes on. An eager one runs and is shown while its data set is read."""
+    with (
+        doorbell(settings, stack.broker_url) as ring,
+        interruptible_loading(submission.key) as loading,
+        shown_meanwhile(stack, settings) as show,
+    ):
+
+        def begun(record: JobRecord) -> None:
+            loading.opened = record
+            if not record.loaded:
+                loading.be_quiet()
+                _go_on(stack, submission, record)
+                show(record.id)
+
+        record = submit(stack.database, settings, submission, ring=ring, progress=loading, note=say, opened=begun)
+    if loading.opened is None or loading.opened.loaded:
+        _go_on(stack, submission, record)
+    _say_skipped(record)
+    return record
+
+
+def _go_on(stack: Stack, submission: Submission, record: JobRecord) -> None:
     if record.state is JobState.PAUSED:
         resume(stack.database, record.id, budget_nanousd=submission.budget_nanousd)
         say(f"job {record.public_id} of key {record.key} was paused; it goes on")
     elif record.state is JobState.OPEN:
-        say(f"job {record.public_id} · {record.name} · {record.n_rows:,} rows · {record.model}")
-    _say_skipped(record)
-    return record
+        rows = f"{record.n_rows:,} rows" if record.loaded else f"reading goes on; key {record.key}"
+        say(f"job {record.public_id} · {record.name} · {rows} · {record.model}")
 
 
 def _say_skipped(record: JobRecord) -> None:
@@ -111,15 +130,24 @@ def submit_command(submission: Submission) -> None:
         with contextlib.ExitStack() as open_things:
             ring = None if settings.embedded else open_things.enter_context(doorbell(settings))
             loading = open_things.enter_context(interruptible_loading(submission.key))
-            record = submit(database, settings, submission, ring=ring, progress=loading, note=say)
+
+            def begun(record: JobRecord) -> None:
+                loading.opened = record
+                tell(record.public_id)
+                sys.stdout.flush()  # of an eager job it is wanted before the data set is read
+
+            record = submit(database, settings, submission, ring=ring, progress=loading, note=say, opened=begun)
         _say_skipped(record)
         situation = read_situation(database, record.id)
     unserved = nobody_serves(situation, remedy_here(settings))
     if record.state is JobState.OPEN and unserved is not None:
         say(f"saved {record.n_rows:,} rows; {unserved}")
-    elif record.state is not JobState.OPEN:
+    elif loading.opened is None and record.state is not JobState.OPEN:
         say(f"job {record.public_id} of key {record.key} is there already; it is {record.state}")
-    tell(record.public_id)
+    elif (stopped := stopped_because(situation)) is not None:
+        say(f"saved {record.n_rows:,} rows; {stopped}")
+    if loading.opened is None:
+        tell(record.public_id)
 
 
 def estimate_command(submission: Submission, as_json: JsonOption = False) -> None:
@@ -134,15 +162,20 @@ def estimate_command(submission: Submission, as_json: JsonOption = False) -> Non
         tell(estimate_table(found))
 
 
-def watch_command(job: JobArgument, as_json: JsonOption = False) -> None:
+def watch_command(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, its key, or its name; by default the newest job that is open.", autocompletion=job_references)] = None,
+    give_up_after: Annotated[str | None, typer.Option("--give-up-after", metavar="T", help="End with 3 after so long without a live worker, as 30s or 10m; by default it waits.")] = None,
+    as_json: JsonOption = False,
+) -> None:  # fmt: skip
     """Watch a job until it ends: rows, rates, cost, time left, errors, and why it waits.
 
-    Ctrl-C ends the watching, not the job. Exit code 1: some rows ended badly; 3: the job is stopped.
+    While no worker serves it, it says so and waits for one. Ctrl-C ends the watching, not the job. Exit code 1: some
+    rows ended badly; 3: the job is stopped.
     """
+    patience_s = math.inf if give_up_after is None else parse_seconds(give_up_after, "--give-up-after")
     settings = load_settings()
     with opened(settings) as database:
-        with database.reading() as conn:
-            record = jobs.find(conn, job)
+        record = _watched(database, job)
         if record.state is JobState.FAILED:
             raise JobError(f"job {record.public_id} could not be loaded: {record.reason}")
         follower = Follower(
@@ -150,6 +183,7 @@ def watch_command(job: JobArgument, as_json: JsonOption = False) -> None:
             job_id=record.id,
             screen=screen_for(talk()),
             remedy=remedy_here(settings),
+            patience_s=patience_s,
         )
         try:
             report = follower.wait()
@@ -157,3 +191,21 @@ def watch_command(job: JobArgument, as_json: JsonOption = False) -> None:
             say(f"job {record.public_id} goes on; watch it again with: batchmill watch {record.public_id}")
             raise typer.Exit(0) from None
         finish(database, report, None, as_json=as_json)
+
+
+def _watched(database: Database, reference: str | None) -> JobRecord:
+    """The job that is meant: without a reference the newest that is not done, else whatever happened to the newest."""
+    if reference is not None:
+        return database.read(lambda conn: jobs.find(conn, reference))
+    newest = database.read(jobs.newest)
+    at_work = [j for j in newest if j.state in (JobState.OPEN, JobState.LOADING)]
+    if not at_work:
+        last = (
+            f"the newest is {newest[0].state}: `batchmill show {newest[0].public_id}`"
+            if newest
+            else "`batchmill submit` makes one"
+        )
+        raise JobError(f"no job is open; {last}")
+    if len(at_work) > 1:
+        say(f"the newest of {len(at_work)} open jobs; `batchmill jobs` lists them")
+    return at_work[0]

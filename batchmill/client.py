@@ -51,6 +51,7 @@ class Client:
     _database: Database | None = None
     _stack: Stack | None = None
     _held_for: set[int] = field(default_factory=set)
+    _reading: int = 0  # data sets that are being read just now; their jobs will want the stack
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -65,11 +66,25 @@ class Client:
         """Saves the data set as a job and opens it; with no broker configured, starts workers here. See `submit`."""
         with self._lock:
             stack = self._attached()
-            with doorbell(self.settings, stack.broker_url) as ring:
-                record = submit(self.database, self.settings, submission, ring=ring)
-            job = Job(self, record)
+            self._reading += 1
+        opened: list[int] = []
+
+        def open_(record: JobRecord) -> None:
+            opened.append(record.id)
             self.hold(record.id)
-            return job
+
+        try:
+            with doorbell(self.settings, stack.broker_url) as ring:
+                record = submit(self.database, self.settings, submission, ring=ring, opened=open_)
+            self.hold(record.id)
+            return Job(self, record)
+        except BaseException:
+            for job_id in opened:
+                self.let_go(job_id)
+            raise
+        finally:
+            with self._lock:
+                self._reading -= 1
 
     def job(self, reference: str) -> Job:
         """The job with this id or key, or the newest of this name. Raises JobError when there is none."""
@@ -94,7 +109,7 @@ class Client:
         """Ends the hold for a job; with the last one the embedded stack drains and stops. Idempotent."""
         with self._lock:
             self._held_for.discard(job_id)
-            if not self._held_for and self._stack is not None:
+            if not self._held_for and not self._reading and self._stack is not None:
                 stack, self._stack = self._stack, None
                 stack.stop()
 

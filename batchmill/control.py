@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchmill_core.errors import JobError
 from batchmill_core.job import JobState
-from batchmill_db import jobs, telemetry
+from batchmill_db import jobs, loading, telemetry
 from batchmill_db.session import Connection, Database
 
 PAUSED_BY_USER = "paused by the user"
@@ -27,13 +27,18 @@ def pause(database: Database, job_id: int, *, reason: str = PAUSED_BY_USER) -> b
 def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None) -> JobState:
     """Opens a paused job, and the account whose stop had paused it; answers the state the job had.
 
-    Idempotent on an open job. Raises JobError for a job that has ended.
+    Idempotent on an open job. Raises JobError for a job that has ended, or whose data set nobody reads to its end.
     """
 
     def work(conn: Connection) -> JobState:
         job = jobs.get(conn, job_id)
         if job.state is JobState.FAILED:
             raise JobError(f"job {job.public_id} could not be loaded ({job.reason}); submit the data set again")
+        if job.state is JobState.PAUSED and not job.loaded and not loading.is_read(conn, job_id):
+            raise JobError(
+                f"the data set of job {job.public_id} was read to row {job.n_rows:,} only; run the command that began it again, "
+                f"with --key {job.key}: it goes on from there (or keep what was answered: batchmill cancel {job.public_id})"
+            )
         before = jobs.resume(conn, job_id, budget_nanousd=budget_nanousd)
         if job.reason_kind == "account" and job.reason_account is not None:
             telemetry.heal_account(conn, job.reason_account)

@@ -30,12 +30,13 @@ class JobFile(Table):
     messages_column: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
     schema_: Annotated[str | None, Field(alias="schema")] = None
-    task: Literal["chat", "embed"] | None = None
+    task: Literal["chat", "embed", "classify"] | None = None
     stream: bool | None = None
     id_column: str | None = None
     limit: Count | None = None
     encoding: str | None = None
     skip_bad_rows: bool | None = None
+    eager: bool | None = None
     name: str | None = None
     key: str | None = None
     budget: int | float | str | None = None

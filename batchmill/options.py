@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from batchmill_core.errors import ConfigurationError
 from batchmill_producers.submit import Submission
 
-from .asked import make_submission
+from .asked import PANEL_ASK, Options, make_submission, parameters
+from .completing import job_references
 from .job_file import is_job_file, with_job_file
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Its id, its key, or its name (the newest of it).")]
+JobArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Its id, its key, or its name (the newest of it).", autocompletion=job_references
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print facts as JSON.")]
 ParamOption = Annotated[
     list[str] | None,
@@ -29,53 +35,56 @@ ExcelSafeOption = Annotated[
     bool,
     typer.Option("--excel-safe", help="In CSV, put an apostrophe before text that a spreadsheet takes for a formula."),
 ]
-_ASK, _READ, _JOB = "What is asked", "How the data set is read", "The job"
+DatasetArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="DATASET",
+        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder, a 'pattern/*.csv' or a URL; - reads JSONL "
+        "from stdin; a job.toml holds it with its options.",
+    ),
+]
+PromptFileOption = Annotated[
+    Path | None,
+    typer.Option("--prompt-file", metavar="FILE", help="The template, from a file.", rich_help_panel=PANEL_ASK),
+]
 
 
-def submission_of(
-    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder, a 'pattern/*.csv' or a URL; - reads JSONL from stdin; a job.toml holds it with its options.")],
-    model: Annotated[str | None, typer.Option("--model", "-m", metavar="M", help="A model of batchmill.toml.", rich_help_panel=_ASK)] = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", metavar="T", help="A template: 'Label: {{ text }}' takes the column text.", rich_help_panel=_ASK)] = None,
-    prompt_file: Annotated[Path | None, typer.Option("--prompt-file", metavar="FILE", help="The template, from a file.", rich_help_panel=_ASK)] = None,
-    system: Annotated[str | None, typer.Option("--system", "-s", metavar="T", help="A template for the system message.", rich_help_panel=_ASK)] = None,
-    messages_column: Annotated[str | None, typer.Option("--messages-column", metavar="C", help="A column that holds chat messages.", rich_help_panel=_ASK)] = None,
-    param: Annotated[list[str] | None, typer.Option("--param", metavar="K=V", help="A sampling parameter, such as max_tokens=64. Repeatable.", rich_help_panel=_ASK)] = None,
-    schema: Annotated[Path | None, typer.Option("--schema", metavar="FILE", help="A JSON schema that every answer has to keep.", rich_help_panel=_ASK)] = None,
-    task: Annotated[Literal["chat", "embed"] | None, typer.Option("--task", help="Chat (the default) or embeddings.", rich_help_panel=_ASK)] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Let the provider stream answers; tells the time to the first token.", rich_help_panel=_ASK)] = False,
-    id_column: Annotated[str | None, typer.Option("--id-column", metavar="C", help="A column that names each row; its values must differ.", rich_help_panel=_READ)] = None,
-    limit: Annotated[int | None, typer.Option("--limit", metavar="N", help="Take the first N rows only.", rich_help_panel=_READ)] = None,
-    encoding: Annotated[str, typer.Option("--encoding", help="Of text files.", rich_help_panel=_READ)] = "utf-8",
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Leave bad rows out, instead of refusing the data set.", rich_help_panel=_READ)] = False,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the job; by default the data set's.", rich_help_panel=_JOB)] = None,
-    key: Annotated[str | None, typer.Option("--key", metavar="K", help="Same key, same job: run it again and nothing is done twice.", rich_help_panel=_JOB)] = None,
-    budget: Annotated[str | None, typer.Option("--budget", metavar="USD", help="Pause before more than this is spent.", rich_help_panel=_JOB)] = None,
-    priority: Annotated[int, typer.Option("--priority", min=0, max=9, help="0 goes first.", rich_help_panel=_JOB)] = 5,
-    chunk_size: Annotated[int | None, typer.Option("--chunk-size", metavar="N", min=1, help="Rows per chunk; by default 5 to 10 s of work.", rich_help_panel=_JOB)] = None,
-) -> Submission:  # fmt: skip
+def _hints() -> dict[str, Any]:
+    """The options by their names on the command line, in its order, typed as texts can be."""
+    hints: dict[str, Any] = {"dataset": DatasetArgument}
+    for name, hint in get_type_hints(Options, include_extras=True).items():
+        shown, kind = _AS_TEXT.get(name, (name, get_args(hint)[0]))
+        hints[shown] = Annotated[kind, get_args(hint)[1]]
+        if name == "prompt":
+            hints["prompt_file"] = PromptFileOption
+    return hints
+
+
+# What has another name, or is given in another form, as text.
+_AS_TEXT: Mapping[str, tuple[str, Any]] = {
+    "params": ("param", list[str] | None),
+    "schema": ("schema", Path | None),
+    "budget_usd": ("budget", str | None),
+}
+
+
+def submission_of(dataset: str, **texts: Any) -> Submission:
     """The Submission that these options describe. Raises ConfigurationError naming the option that is wrong."""
-    if prompt is not None and prompt_file is not None:
-        raise ConfigurationError("--prompt and --prompt-file are both given; keep one of them")
+    prompt_file, schema = texts.pop("prompt_file", None), texts.pop("schema", None)
+    if prompt_file is not None:
+        if texts.get("prompt") is not None:
+            raise ConfigurationError("--prompt and --prompt-file are both given; keep one of them")
+        texts["prompt"] = read_text(prompt_file, "--prompt-file")
     return make_submission(
         dataset,
-        model=model,
-        prompt=prompt if prompt_file is None else read_text(prompt_file, "--prompt-file"),
-        system=system,
-        messages_column=messages_column,
-        params=parse_params(param or ()),
+        params=parse_params(texts.pop("param", None) or ()),
         schema=None if schema is None else _read_schema(schema),
-        task=task,
-        name=name,
-        key=key,
-        budget_usd=budget,
-        priority=priority,
-        chunk_size=chunk_size,
-        id_column=id_column,
-        limit=limit,
-        encoding=encoding,
-        skip_bad_rows=skip_bad_rows,
-        stream=stream,
+        budget_usd=texts.pop("budget", None),
+        **texts,
     )
+
+
+submission_of.__signature__ = inspect.Signature(parameters(_hints()))  # type: ignore[attr-defined]  # see takes_submission
 
 
 def takes_submission(command: Callable[..., None]) -> Callable[..., None]:
@@ -83,7 +92,7 @@ def takes_submission(command: Callable[..., None]) -> Callable[..., None]:
 
     A job file in the place of the data set fills in what the command line leaves out.
     """
-    shared = inspect.signature(submission_of, eval_str=True).parameters
+    shared = inspect.signature(submission_of).parameters
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
     def wrapper(context: typer.Context, **values: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rich.status import Status
 from batchmill_core.errors import BatchmillError, JobStopped
 from batchmill_core.settings import Settings
 from batchmill_db import chunks
+from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database
 from batchmill_ops.live_screen import screen_for
 from batchmill_ops.progress import LINE_EVERY_S, OWN_PATIENCE_S, UNSERVED_PATIENCE_S, Follower
@@ -57,14 +59,7 @@ def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -
 
     Ctrl-C (and SIGTERM) pauses it. Raises JobStopped when it is paused or cannot go on.
     """
-    follower = Follower(
-        database=stack.database,
-        job_id=job_id,
-        screen=screen_for(talk()),
-        remedy=wait_for_own if settings.embedded else start_a_worker,
-        unfit=stack.unfit,
-        patience_s=OWN_PATIENCE_S if settings.embedded else UNSERVED_PATIENCE_S,
-    )
+    follower = _follower(stack, settings, job_id)
     try:
         stack.serve(queues_of(stack.database, job_id))
         return follower.wait()
@@ -74,6 +69,37 @@ def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -
         if not (settings.embedded and stack.unfit()):
             raise
         raise JobStopped(_set_aside(stack.database, job_id, public_id, str(stop))) from None
+
+
+def _follower(stack: Stack, settings: Settings, job_id: int) -> Follower:
+    return Follower(
+        database=stack.database,
+        job_id=job_id,
+        screen=screen_for(talk()),
+        remedy=wait_for_own if settings.embedded else start_a_worker,
+        unfit=stack.unfit,
+        patience_s=OWN_PATIENCE_S if settings.embedded else UNSERVED_PATIENCE_S,
+    )
+
+
+@contextlib.contextmanager
+def shown_meanwhile(stack: Stack, settings: Settings) -> Iterator[Callable[[int], None]]:
+    """Gives what serves and shows a job, by its number, from another thread, until the ``with`` block ends."""
+    ended = threading.Event()
+    threads: list[threading.Thread] = []
+
+    def show(job_id: int) -> None:
+        stack.serve(queues_of(stack.database, job_id))
+        follower = _follower(stack, settings, job_id)
+        threads.append(threading.Thread(target=follower.show_until, args=(ended,), name="screen", daemon=True))
+        threads[-1].start()
+
+    try:
+        yield show
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 def _set_aside(database: Database, job_id: int, public_id: str, reason: str) -> str:
@@ -104,27 +130,46 @@ def interruptible_loading(key: str | None) -> Iterator[Loading]:
         with Loading() as loading:
             yield loading
     except KeyboardInterrupt:
-        kept = "the job is dropped" if key is None else f"what was read is kept under the key {key}"
-        raise JobStopped(
-            f"interrupted while the data set was read: nothing was asked, {kept}; run the same command again"
-        ) from None
+        raise JobStopped(_interrupted(loading.opened, key)) from None
+
+
+def _interrupted(opened: JobRecord | None, key: str | None) -> str:
+    if opened is not None:
+        return (
+            f"interrupted while the data set was read: job {opened.public_id} is paused, what was answered is saved; "
+            f"run the same command with --key {opened.key}: it goes on from there"
+        )
+    kept = "the job is dropped" if key is None else f"what was read is kept under the key {key}"
+    return f"interrupted while the data set was read: nothing was asked, {kept}; run the same command again"
 
 
 class Loading:
-    """Says how far a data set is read: a spinner on a terminal, else a line every few seconds."""
+    """Says how far a data set is read: a spinner on a terminal, else a line every few seconds.
+
+    ``opened`` is the job once workers may begin with it.
+    """
 
     def __init__(self) -> None:
         self._console = talk()
         self._due = time.monotonic() + LINE_EVERY_S
         self._status: Status | None = None
+        self._is_quiet = False
+        self.opened: JobRecord | None = None
 
     def __call__(self, rows: int) -> None:
+        if self._is_quiet:
+            return
         text = f"reading the data set: {rows:,} rows saved"
         if self._status is not None:
             self._status.update(text)
         elif time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_EVERY_S
             say(text)
+
+    def be_quiet(self) -> None:
+        """From now on something else shows the job."""
+        self._is_quiet = True
+        self.__exit__()
 
     def __enter__(self) -> Loading:
         if self._console.is_terminal:
@@ -133,8 +178,9 @@ class Loading:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
+        status, self._status = self._status, None
+        if status is not None:
+            status.stop()
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from batchmill_core.usage import Usage
 from batchmill_db.ledger import Spending
-from batchmill_ops.figures import dollars, duration, one_line, percent, rate
+from batchmill_ops.figures import dollars, duration, one_line, rate
 from batchmill_ops.live_screen import statuses
-from batchmill_ops.progress import money
+from batchmill_ops.progress import money, rows_done
 from batchmill_ops.report import JobReport, Situation
 from batchmill_producers.estimate import Estimate
 
@@ -43,7 +43,7 @@ def _report_rows(report: JobReport) -> Iterator[tuple[str, str | Text]]:
     yield "state", Text(job.state.value, _STATE_STYLES.get(job.state.value, ""))
     if job.reason is not None:
         yield "reason", job.reason
-    yield "rows", f"{job.done:,} of {job.n_rows:,} ({percent(job.done, job.n_rows)})"
+    yield "rows", rows_done(job)
     if job.n_skipped:
         first = job.skipped[0] if job.skipped else {}
         example = f", the first on line {first['line']}: {one_line(str(first['reason']))}" if first else ""
@@ -90,7 +90,7 @@ def jobs_table(reports: Iterable[JobReport]) -> Table:
             job.name,
             job.model,
             Text(job.state.value, _STATE_STYLES.get(job.state.value, "")),
-            f"{job.n_rows:,}",
+            f"{job.n_rows:,}" if job.loaded or job.ended else f"{job.n_rows:,}+",
             f"{job.done:,}",
             f"{r.bad_rows:,}" if r.bad_rows else "",
             dollars(r.cost_nanousd),

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill_core.request import BAD_STATUSES, RowStatus
+from batchmill_db.jobs import JobRecord
 
 from .figures import duration, one_line, percent, rate
-from .progress import LineScreen, Screen, View, money
+from .progress import LineScreen, Screen, View, money, rows_done
 from .report import JobReport
 
 _STYLES = {RowStatus.OK: "green", **dict.fromkeys(BAD_STATUSES, "red")}
@@ -70,15 +71,23 @@ def _lines(view: View) -> Iterator[RenderableType]:
 
 def _bar(view: View) -> Table:
     job = view.report.job
-    left = "" if view.pace.left_s is None else f"{duration(view.pace.left_s)} left"
+    left = "" if view.pace.left_s is None or not job.loaded else f"{duration(view.pace.left_s)} left"
     row = Table.grid(padding=(0, 1), expand=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True)
     row.add_row(
         ProgressBar(total=max(1, job.n_rows), completed=job.done),
-        Text(f"{percent(job.done, job.n_rows)} · {job.done:,} of {job.n_rows:,} rows{' · ' if left else ''}{left}"),
+        Text(f"{_share(job)}{' · ' if left else ''}{left}"),
     )
     return row
+
+
+def _share(job: JobRecord) -> str:
+    return (
+        f"{percent(job.done, job.n_rows)} · {job.done:,} of {job.n_rows:,} rows"
+        if job.loaded
+        else rows_done(job, " rows")
+    )
 
 
 def statuses(report: JobReport) -> Text:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +11,9 @@ from typing import Protocol
 
 from rich.console import Console
 
-from batchmill_core.errors import JobStopped
+from batchmill_core.errors import BatchmillError, JobStopped
 from batchmill_core.job import JobState
+from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database, DatabaseUnavailable
 
 from .figures import dollars, duration, one_line, percent, rate
@@ -79,18 +82,24 @@ def as_line(view: View) -> str:
     """One line of progress."""
     job, pace = view.report.job, view.pace
     parts = [
-        f"{job.name} {job.public_id}: {job.done:,} of {job.n_rows:,} rows ({percent(job.done, job.n_rows)})",
+        f"{job.name} {job.public_id}: {rows_done(job, ' rows')}",
         *(f"{n:,} {s.value}" for s, n in view.report.by_status.items()),
         f"{rate(pace.rows_per_s)} rows/s",
         f"{rate(pace.tokens_per_s)} tok/s",
         money(view.report),
         f"{view.situation.in_flight:,} in flight",
     ]
-    if pace.left_s is not None and job.done < job.n_rows:
+    if pace.left_s is not None and job.loaded and job.done < job.n_rows:
         parts.append(f"{duration(pace.left_s)} left")
     if view.waits:
         parts.append(f"waits: {one_line(view.waits[0], 200)}")
     return " · ".join(parts)
+
+
+def rows_done(job: JobRecord, unit: str = "") -> str:
+    """How many rows have a final status; a share only of a total that is known."""
+    of_total = "so far" if not job.loaded and not job.ended else f"({percent(job.done, job.n_rows)})"
+    return f"{job.done:,} of {job.n_rows:,}{unit} {of_total}"
 
 
 def money(report: JobReport) -> str:
@@ -98,7 +107,7 @@ def money(report: JobReport) -> str:
     text = f"{dollars(report.cost_nanousd)} spent" if report.cost_nanousd is not None else "cost unknown"
     if report.unknown_nanousd:
         text += f" + at most {dollars(report.unknown_nanousd)} unknown"
-    if report.job.done < report.job.n_rows and report.projected_nanousd:
+    if report.job.loaded and report.job.done < report.job.n_rows and report.projected_nanousd:
         text += f", about {dollars(report.projected_nanousd)} in all"
     if report.job.budget_nanousd is not None:
         text += f", budget {dollars(report.job.budget_nanousd)}"
@@ -139,6 +148,15 @@ class Follower:
                 if deadline is not None and self.clock() >= deadline:
                     raise TimeoutError(f"the job is not done after {duration(timeout_s)}; it goes on without you")
                 self.sleep(self.every_s)
+        finally:
+            self.screen.close()
+
+    def show_until(self, ended: threading.Event) -> None:
+        """Shows the job until somebody says that it is enough; for a thread beside one that loads the job."""
+        try:
+            while not ended.wait(self.every_s):
+                with contextlib.suppress(BatchmillError):  # whoever loads or waits for the job finds out, and says so
+                    self._look()
         finally:
             self.screen.close()
 

@@ -9,7 +9,7 @@ from typing import Any
 from batchmill_core.job import JobState
 from batchmill_core.request import BAD_STATUSES, RowStatus
 from batchmill_core.usage import usd
-from batchmill_db import chunks, jobs, results, telemetry
+from batchmill_db import chunks, jobs, loading, results, telemetry
 from batchmill_db.chunks import ChunkCounts
 from batchmill_db.jobs import JobRecord
 from batchmill_db.results import ErrorSample
@@ -101,6 +101,7 @@ class Situation:
     workers: Sequence[WorkerRecord] = ()
     unfit: Sequence[WorkerRecord] = ()
     accounts: Mapping[str, AccountState] | None = None
+    is_read: bool = True  # its data set was read to its end, or somebody is at it
 
     def unserved(self) -> list[str]:
         """Queues with rows of this job that no live worker takes from."""
@@ -126,6 +127,7 @@ def read_situation(database: Database, job_id: int, *, patience_s: float = 5.0) 
             workers=workers,
             unfit=telemetry.unfit_workers(conn),
             accounts=telemetry.accounts(conn),
+            is_read=loading.is_read(conn, job_id) or jobs.get(conn, job_id).loaded,
         )
 
     return database.run(read, patience_s=patience_s)

@@ -20,9 +20,16 @@ def why_waiting(situation: Situation, *, remedy: Remedy, now_ms: int) -> list[st
     if job.ended or job.state is JobState.PAUSED:  # it doesn't wait, it is stopped: see `stopped_because`
         return []
     if job.state is JobState.LOADING:
-        return [f"the data set is still being read: {job.n_rows:,} rows so far"]
+        return [_still_read(job)]
     reasons = [*_stopped_accounts(situation), *_unserved(situation, remedy)]
-    return list(dict.fromkeys([*reasons, *_busy_workers(situation), *_due_later(situation, now_ms)]))
+    reasons += [*_busy_workers(situation), *_due_later(situation, now_ms)]
+    if not job.loaded and job.done == job.n_rows:
+        reasons.append(_still_read(job))
+    return list(dict.fromkeys(reasons))
+
+
+def _still_read(job: JobRecord) -> str:
+    return f"the data set is still being read: {job.n_rows:,} rows so far"
 
 
 def stopped_because(situation: Situation) -> str | None:
@@ -34,6 +41,8 @@ def stopped_because(situation: Situation) -> str | None:
         return f"job {job.public_id} was cancelled; `batchmill results {job.public_id}` has what was answered before"
     if job.state is JobState.FAILED:
         return f"job {job.public_id} could not be loaded: {job.reason or 'see its log'}"
+    if not situation.is_read:
+        return f"job {job.public_id} stands: nobody reads its data set any more; {_way_on(job)}"
     return None
 
 
@@ -55,7 +64,7 @@ def resume_here(situation: Situation, _: str) -> str:
 
 def wait_for_own(_: Situation, __: str) -> str:
     """The remedy while this process itself runs the workers."""
-    return "it is being started"
+    return "it is being started (its log: .batchmill/logs)"
 
 
 def nobody_serves(situation: Situation, remedy: Remedy) -> str | None:
@@ -105,9 +114,17 @@ def _clause(reason: str | None) -> str:
 
 def _way_on(job: JobRecord) -> str:
     resume = f"`batchmill resume {job.public_id}`"
+    again = "run the command that began it again"
     ways = {
+        "source": f"{again} with --key {job.key}: it goes on after row {job.n_rows:,}",
         "budget": f"raise it and go on: `batchmill resume {job.public_id} --budget USD`",
         "account": f"set the account right, then {resume}",
         "unknown_model": f"once the provider has it, {resume}; else correct the model in batchmill.toml and submit anew",
     }
+    if job.state is not JobState.PAUSED:
+        return (
+            f"{again} with --key {job.key}"
+            if job.key is not None
+            else f"{again}, and `batchmill cancel {job.public_id}`"
+        )
     return ways.get(job.reason_kind or "", f"go on with {resume}")

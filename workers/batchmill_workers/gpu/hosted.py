@@ -123,7 +123,7 @@ class HostedEngine:
 
     def figures(self) -> EngineFigures:
         """See ``Observable``; what only the process knows is as old as its last news."""
-        running = self.meter.running
+        running = min(self.meter.running, self.capacity_rows)  # those beyond wait in the library's own line
         return EngineFigures(
             running=running,
             waiting=max(0, self._asked - running),

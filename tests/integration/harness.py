@@ -14,13 +14,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from batchmill_core.broker import make_celery, publish
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
 from batchmill_core.settings import load_settings
-from batchmill_db import chunks, jobs, migrate, telemetry, verify
+from batchmill_db import chunks, jobs, migrate, verify
 from batchmill_db.chunks import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import call, chunk, result
@@ -141,12 +141,18 @@ class Mill:
     # workers
 
     def freeze(self, worker: Worker) -> None:
-        """Stops a worker between two of its transactions: one frozen inside would hold SQLite's only write lock."""
+        """Stops a worker between two of its transactions: one frozen inside would hold locks that others wait for."""
+
+        def touch(conn: Connection) -> None:
+            if conn.dialect.name == "postgresql":
+                conn.execute(text("SET LOCAL lock_timeout = '500ms'"))
+            for table in ("job", "chunk", "worker", "call"):
+                conn.execute(text(f"UPDATE {table} SET state = state"))
 
         def stopped_outside() -> bool:
             worker.freeze()
             try:
-                self.database.run(lambda conn: telemetry.bury(conn, ["a worker that never was"]), patience_s=0.5)
+                self.database.run(touch, patience_s=0.5)
             except DatabaseError:
                 worker.thaw()
                 return False

@@ -105,7 +105,7 @@ def _run(sheet: Sheet, ground: Ground, *, gpu: bool, quick: bool, seconds: float
                 mill, rows=rows, max_tokens=ground.max_tokens, timeout_s=120 + 2 * seconds
             )
             ended = time.monotonic()
-            sheet.item("sampling", lambda: items.sampling(mill, items.timed(report, ended), gpu=gpu))
+            sheet.item("sampling", lambda: items.sampling(mill, lambda: items.timed(report, ended), gpu=gpu))
             sheet.item("use", lambda: items.use(mill, items.timed(report, ended), judge=judge))
         sheet.item("throughput", lambda: items.throughput(report, bare, judge=judge))
         return passed(f"{rows} rows in {report.seconds or 0:.1f} s by {ground.engine} on {ground.engine_device}")

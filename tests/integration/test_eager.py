@@ -1,0 +1,136 @@
+"""A job that is worked on while its data set is still being read."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+from batchmill_core.errors import JobStopped
+from batchmill_core.job import JobState
+from batchmill_db import jobs
+from batchmill_db.jobs import JobRecord
+from batchmill_db.schema import result
+from batchmill_ops.simulator import SimulatorConfig
+from tests.integration.conftest import MakeMill
+from tests.integration.harness import Mill, until
+
+ROWS = 120
+HALF = 60
+CHUNK = 20
+FAST = SimulatorConfig(latency_s=0.02)
+KEY = "eager-key"
+
+
+class PipeBrokeError(Exception):
+    """What a source raises when whatever it reads from is gone."""
+
+
+def answered(mill: Mill) -> int:
+    with mill.database.reading() as conn:
+        return int(conn.execute(select(func.count()).select_from(result)).scalar_one())
+
+
+def rows(count: int = ROWS) -> list[dict[str, Any]]:
+    return [{"n": n, "text": f"a great product, number {n}"} for n in range(count)]
+
+
+def by_key(mill: Mill) -> JobRecord:
+    with mill.database.reading() as conn:
+        found = jobs.by_key(conn, KEY)
+    assert found is not None
+    return found
+
+
+def eagerly(mill: Mill, data: Any) -> JobRecord:
+    return mill.submit(data, chunk_size=CHUNK, key=KEY, eager=True)
+
+
+def test_rows_are_answered_before_the_data_set_is_read_to_its_end(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+    seen: dict[str, Any] = {}
+
+    def slowly() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("the first half is answered", lambda: answered(mill) == HALF)
+        seen["state"], seen["loaded"] = by_key(mill).state, by_key(mill).loaded
+        yield from rows()[HALF:]
+
+    job = eagerly(mill, slowly())
+    done = mill.wait_done(job)
+
+    assert seen == {"state": JobState.OPEN, "loaded": False}
+    assert (done.n_rows, done.by_status["ok"]) == (ROWS, ROWS)
+    assert len(mill.bill()) == ROWS
+    mill.invariants(job)
+
+
+def test_a_source_that_fails_pauses_its_job_and_the_same_key_goes_on_from_there(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+
+    def broken() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("some rows are answered", lambda: answered(mill) > 0)
+        raise PipeBrokeError("the pipe broke")
+
+    with pytest.raises((PipeBrokeError, JobStopped), match="the pipe broke"):
+        eagerly(mill, broken())
+    paused = by_key(mill)
+    kept = answered(mill)
+    job = eagerly(mill, rows())
+    done = mill.wait_done(job)
+
+    assert (paused.state, paused.reason_kind, paused.loaded) == (JobState.PAUSED, "source", False)
+    assert paused.reason is not None
+    assert "the pipe broke" in paused.reason
+    assert kept > 0
+    assert job.id == paused.id
+    assert (done.n_rows, done.by_status["ok"]) == (ROWS, ROWS)
+    assert len(mill.bill()) == ROWS
+    mill.invariants(job)
+
+
+LOADER = """
+import sys, time
+from pathlib import Path
+from batchmill_core.settings import load_settings
+from batchmill_db.session import Database
+from batchmill_producers.submit import Submission, submit
+
+def rows():
+    for n in range(int(sys.argv[2])):
+        yield {"n": n, "text": f"a great product, number {n}"}
+    time.sleep(3600)
+
+settings = load_settings(Path(sys.argv[1]))
+wanted = Submission(dataset=rows(), model="sim-chat", prompt="Row {{ n }}: {{ text }}", params={"max_tokens": 20},
+                    chunk_size=int(sys.argv[3]), key=sys.argv[4], eager=True)
+submit(Database(settings.database_address), settings, wanted)
+"""
+
+
+def test_a_loader_that_is_killed_leaves_a_job_that_is_never_done_and_the_same_key_goes_on(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
+    command = [sys.executable, "-c", LOADER, str(mill.home), str(HALF), str(CHUNK), KEY]
+    with subprocess.Popen(command, env=clean) as loader:
+        until("what it has read is answered", lambda: answered(mill) == HALF)
+        loader.send_signal(signal.SIGKILL)
+    half = mill.job(by_key(mill).id)
+    job = eagerly(mill, rows())
+    done = mill.wait_done(job)
+
+    assert (half.state, half.loaded, half.n_rows) == (JobState.OPEN, False, HALF)
+    assert job.id == half.id
+    assert (done.n_rows, done.by_status["ok"]) == (ROWS, ROWS)
+    assert len(mill.bill()) == ROWS
+    mill.invariants(job)

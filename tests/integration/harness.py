@@ -267,7 +267,7 @@ class Mill:
             f"chunks {dict(counts.by_state)}\n{self.logs()}"
         )
 
-    def logs(self, chars: int = 3000) -> str:
+    def logs(self, chars: int = 9000) -> str:
         return "\n".join(f"--- {w.name} (exit {w.process.poll()})\n{w.log[-chars:]}" for w in self.workers)
 
     # what SQL says

@@ -16,6 +16,7 @@ from batchmill_core.errors import BatchmillError
 from batchmill_core.settings import load_settings
 from batchmill_db.session import DatabaseUnavailable
 
+from . import messages
 from .lifecycle import WorkerProcess
 from .parentage import DOWN_EXIT_CODE, SLOTS_VARIABLE, UNFIT_EXIT_CODE, exit_with, watch_parent
 
@@ -23,6 +24,7 @@ from .parentage import DOWN_EXIT_CODE, SLOTS_VARIABLE, UNFIT_EXIT_CODE, exit_wit
 warnings.filterwarnings("ignore", category=SecurityWarning)
 
 log = logging.getLogger(__name__)
+messages.install()
 settings = load_settings()
 app = make_celery(settings)
 _process: list[WorkerProcess] = []

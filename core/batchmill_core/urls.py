@@ -45,7 +45,8 @@ def database_url(url: str, folder: Path) -> str:
         return _sqlite_url(url, folder)
     if scheme.startswith("postgresql+") and scheme not in _POSTGRES:
         raise ValueError(f"the driver must be psycopg (version 3), not {scheme.partition('+')[2]}; {_write_postgres()}")
-    parts = _parts(url, _POSTGRES, example=f"{_DATABASE_EXAMPLE} or sqlite:///file.db")
+    example = f"{_DATABASE_EXAMPLE} or sqlite:///file.db"
+    parts = _parts(url, _POSTGRES, example=example, named=("postgresql+psycopg", "sqlite"))
     if not parts.path.strip("/"):
         raise ValueError(f"the name of the database is missing after the host; {_write_postgres()}")
     if not parts.hostname and "host=" not in parts.query:
@@ -81,13 +82,14 @@ CHECKS: dict[str, Callable[[str, Path], str]] = {
 }
 
 
-def _parts(url: str, schemes: tuple[str, ...], *, example: str) -> SplitResult:
+def _parts(url: str, schemes: tuple[str, ...], *, example: str, named: tuple[str, ...] = ()) -> SplitResult:
+    """The parts of a URL of one of these schemes; ``named`` are those that an error names, else the first two."""
     if any(c.isspace() for c in url):
         raise ValueError("it must not hold spaces or line breaks")
     scheme, found, _ = url.partition("://")
     if not found or scheme.lower() not in schemes:
         raise ValueError(
-            f"it must start with {' or '.join(f'{s}://' for s in schemes[:2])}; write for example {example}"
+            f"it must start with {' or '.join(f'{s}://' for s in named or schemes[:2])}; write for example {example}"
         )
     try:
         parts = urlsplit(url)

@@ -223,10 +223,12 @@ def _ended_elsewhere(database: Database, job: JobRecord) -> JobRecord:
 def _fail(database: Database, loader: Loader, fault: BaseException, *, keyed: bool) -> None:
     """What becomes of a job that could not be read to its end. Raises JobStopped for one that was opened before."""
     job, refused = loader.job, isinstance(fault, (SourceError, PromptError))
+    # One that is gone on with may be open before a row is saved; other data than its own is no fault of it.
+    opened = loader.is_open or (job.state is not JobState.LOADING and not isinstance(fault, OtherData))
     interrupted = isinstance(fault, KeyboardInterrupt)
     reason = "interrupted while its data set was read" if interrupted else str(fault) or repr(fault)
     try:
-        if loader.is_open:
+        if opened:
             database.run(lambda conn: loading.stop(conn, job.id, reason), waits_for_space=False)
         elif job.state is JobState.LOADING and (refused or not keyed):
             database.run(lambda conn: loading.drop(conn, job.id), waits_for_space=False)
@@ -235,7 +237,7 @@ def _fail(database: Database, loader: Loader, fault: BaseException, *, keyed: bo
     except DatabaseError as second:  # the fault that came first is what is told
         log.warning("job %s stays half read: %s", job.public_id, second)
         return
-    if loader.is_open and isinstance(fault, BatchmillError) and not isinstance(fault, DatabaseError):
+    if opened and isinstance(fault, BatchmillError) and not isinstance(fault, DatabaseError):
         _stopped(job, loader, fault)
 
 

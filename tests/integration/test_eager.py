@@ -98,6 +98,25 @@ def test_a_source_that_fails_pauses_its_job_and_the_same_key_goes_on_from_there(
     mill.invariants(job)
 
 
+def test_a_source_that_fails_again_before_anything_new_is_read_pauses_its_job_again(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+
+    def broken() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("some rows are answered", lambda: answered(mill) > 0)
+        raise PipeBrokeError("the pipe broke")
+
+    for _ in range(2):
+        with pytest.raises((PipeBrokeError, JobStopped), match="the pipe broke"):
+            eagerly(mill, broken())
+    paused = by_key(mill)
+    mill.wait_done(eagerly(mill, rows()))
+
+    assert (paused.state, paused.reason_kind) == (JobState.PAUSED, "source")
+    assert len(mill.bill()) == ROWS
+
+
 LOADER = """
 import sys, time
 from pathlib import Path

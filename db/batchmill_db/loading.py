@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, or_, select, update
 
 from batchmill_core.job import JobState
 
@@ -23,6 +23,7 @@ from .session import now_ms
 LOADER_TTL_MS = 30_000  # a loader that is silent for as long is taken for dead
 FORGOTTEN_MS = 600_000  # so long after that its job, if no key goes on with it, is dropped
 _PREFIX = "loader:"
+_NOBODY = ""
 _DIED = "the process that read its data set ended before the end of it"
 
 
@@ -71,6 +72,11 @@ def beat(conn: Connection, job_id: int, holder: str, *, ttl_ms: int = LOADER_TTL
 def leave(conn: Connection, job_id: int) -> None:
     """The loader ends; the job is read by nobody until somebody goes on with it. Idempotent."""
     conn.execute(delete(leader).where(leader.c.name == _name(job_id)))
+
+
+def give_up(conn: Connection, job_id: int) -> None:
+    """The loader ends and has told its user why, but could not drop the job: the next `sweep` may. Idempotent."""
+    conn.execute(update(leader).where(leader.c.name == _name(job_id)).values(holder=_NOBODY, until_ms=0))
 
 
 def is_read(conn: Connection, job_id: int) -> bool:
@@ -172,21 +178,26 @@ def sweep(conn: Connection) -> list[int]:
     """Open jobs whose loader died are paused with that reason; answers them. Idempotent.
 
     A loading one stays for its key. Without a key it can never be gone on with: it is failed, its rows dropped, once its
-    loader has been silent for `FORGOTTEN_MS`.
+    loader has been silent for `FORGOTTEN_MS`; one that was given up is gone.
     """
     waits = select(job.c.id).where(job.c.state == JobState.OPEN, job.c.loaded.is_(False))
     unread = list(conn.execute(waits).scalars())
     paused = [i for i in unread if not is_read(conn, i) and stop(conn, i, _DIED)]
-    silent = select(leader.c.name).where(leader.c.name.startswith(_PREFIX), leader.c.until_ms < now_ms() - FORGOTTEN_MS)
-    for name in list(conn.execute(silent).scalars()):
-        _forget(conn, int(name.removeprefix(_PREFIX)))
+    silent = select(leader.c.name, leader.c.holder).where(
+        leader.c.name.startswith(_PREFIX), leader.c.until_ms < now_ms() - FORGOTTEN_MS
+    )
+    for name, holder in list(conn.execute(silent)):
+        _forget(conn, int(name.removeprefix(_PREFIX)), is_told=holder == _NOBODY)
     return paused
 
 
-def _forget(conn: Connection, job_id: int) -> None:
-    without_key = select(job.c.id).where(job.c.id == job_id, job.c.key.is_(None))
+def _forget(conn: Connection, job_id: int, *, is_told: bool) -> None:
+    without_key = select(job.c.id).where(job.c.id == job_id, or_(job.c.key.is_(None), job.c.key == job.c.public_id))
     if conn.execute(without_key).first() is not None:
-        jobs.fail_loading(conn, job_id, _DIED)
+        if is_told:
+            drop(conn, job_id)
+        else:
+            jobs.fail_loading(conn, job_id, _DIED)
     leave(conn, job_id)
 
 

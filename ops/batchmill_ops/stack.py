@@ -10,7 +10,7 @@ from dataclasses import replace
 from batchmill_core.errors import ConfigurationError, JobStopped
 from batchmill_core.settings import Settings
 from batchmill_db import migrate
-from batchmill_db.session import Database, DatabaseError
+from batchmill_db.session import Database, DatabaseError, DatabaseUnavailable
 
 from .stack_folder import LockTaken, StackFolder, exclusive
 from .stack_hold import Hold, status, take_hold
@@ -133,6 +133,8 @@ def attach(settings: Settings) -> Stack:
 def _answer_for(database: Database) -> None:
     try:
         database.run(lambda conn: None, patience_s=_DATABASE_WAIT_S)
+    except DatabaseUnavailable as fault:
+        raise ConfigurationError(str(fault)) from fault  # nothing is wrong with the address
     except DatabaseError as fault:
         raise ConfigurationError(
             f"the database {database.address} cannot be used: {fault}; correct database_url, or move the file away"

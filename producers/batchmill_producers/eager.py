@@ -40,6 +40,8 @@ def _save_all(loader: Loader, intake: Intake) -> None:
             loader.add(taken, save_all=len(taken) < loader.chunk_size)
         if intake.whole:
             loader.end()
+        else:
+            loader.save(save_all=True)
     except BaseException as fault:  # noqa: BLE001  # raised in the thread that reads
         intake.fail(fault)
 

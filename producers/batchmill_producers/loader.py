@@ -20,7 +20,7 @@ from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection, Database
 
 from .chunking import PackedRow, Payload, pack_payload, size_chunks
-from .saved_rows import SavedRows
+from .saved_rows import SavedRows, named
 from .sources import Source
 
 _T = TypeVar("_T")
@@ -58,7 +58,7 @@ class Loader:
     def __post_init__(self) -> None:
         with self.database.reading() as conn:
             found = loading.saved_from(conn, self.job.id, 0)
-        self._saved = SavedRows(found, job=f"job {self.job.public_id} of key {self.job.key!r}")
+        self._saved = SavedRows(found, job=named(self.job))
 
     def load(self, rows: Iterable[PackedRow]) -> None:
         """Saves all rows. Raises what ``rows`` raises, OtherData, or NotLoading."""

@@ -6,12 +6,19 @@ from collections import deque
 from collections.abc import Iterable
 
 from batchmill_core.errors import JobError
+from batchmill_db.jobs import JobRecord
 
 from .chunking import PackedRow, digest_of
 
 
 class OtherData(JobError):
     """The data set is not the one that the job began with. The job stays, so that the right one can still be given."""
+
+
+def named(job: JobRecord) -> str:
+    """A job with its key and, since rows carry their file's name, what it was read from."""
+    read = "" if job.source is None else f" ({job.source})"
+    return f"job {job.public_id} of key {job.key!r}{read}"
 
 
 class SavedRows:
@@ -34,7 +41,13 @@ class SavedRows:
         while self._payloads and len(rows) - met >= self._payloads[0][1]:
             first, count, digest = self._payloads.popleft()
             if digest_of(rows[met : met + count]) != digest:
-                raise self._other(f"rows {first:,} to {first + count - 1:,} (counted from 0) differ")
+                last = first + count - 1
+                which = (
+                    f"row {first:,} (counted from 0) differs"
+                    if count == 1
+                    else f"some of rows {first:,} to {last:,} differ"
+                )
+                raise self._other(which)
             met += count
         del rows[:met]
         return met

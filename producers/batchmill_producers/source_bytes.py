@@ -22,6 +22,7 @@ BLOCK_BYTES = 256 * 1024
 _ZSTD_BLOCK_BYTES = 16 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_HEAD_BYTES = 8  # the longest of the marks that tell a format or an encoding
 _UTF8_BOM = b"\xef\xbb\xbf"
 # UTF-32-LE starts like UTF-16-LE, so it is looked for first.
 _WIDE_BOMS = (
@@ -90,7 +91,7 @@ def decompressed(raw: BinaryIO, *, name: str, must_be: str) -> tuple[Iterator[by
 
     ``must_be`` is the last suffix. Raises SourceError, now or on the way, for data that is cut short or damaged.
     """
-    head = raw.read(_ZSTD_BLOCK_BYTES)
+    head = _head(raw)
     if head.startswith(_GZIP_MAGIC):
         return _gunzipped(_Rejoined(head, raw), name=name), False
     if head.startswith(_ZSTD_MAGIC):
@@ -168,7 +169,21 @@ def _without_bom(blocks: Iterator[bytes], *, name: str) -> Iterator[bytes]:
 
 
 def _blocks(raw: BinaryIO | gzip.GzipFile, size: int) -> Iterator[bytes]:
-    return iter(lambda: raw.read(size), b"")
+    return iter(lambda: _some(raw, size), b"")
+
+
+def _some(raw: BinaryIO | gzip.GzipFile, size: int) -> bytes:
+    """Up to ``size`` bytes; of a pipe what has come, since the next bytes may take hours."""
+    found: bytes = getattr(raw, "read1", raw.read)(size)
+    return found
+
+
+def _head(raw: BinaryIO) -> bytes:
+    """The first bytes, enough of them to tell what they are."""
+    head = b""
+    while len(head) < _HEAD_BYTES and (more := _some(raw, _ZSTD_BLOCK_BYTES - len(head))):
+        head += more
+    return head
 
 
 class _Rejoined:
@@ -180,6 +195,6 @@ class _Rejoined:
 
     def read(self, size: int) -> bytes:
         if not self._head:
-            return self._rest.read(size)
+            return _some(self._rest, size)
         given, self._head = self._head[:size], self._head[size:]
         return given

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -27,7 +28,7 @@ from .chunking import PackedRow, default_chunk_size, pack_row
 from .eager import load_eagerly
 from .loader import Loader, NotLoading
 from .prepare import Prepared, check_budget, make_step, prepare
-from .saved_rows import OtherData, SavedRows
+from .saved_rows import OtherData, SavedRows, named
 from .source_files import job_name, print_of
 from .submission import Submission
 
@@ -101,6 +102,8 @@ def _known(database: Database, submission: Submission) -> JobRecord | None:
     if known is None or known.state is JobState.FAILED:
         return known
     asked, before = submission.identity(), dict(known.submission.get("identity", {}))
+    if not known.loaded:  # its rows so far were good; how the next bad one is met may be said anew
+        before["skip_bad_rows"] = asked["skip_bad_rows"]
     changed = sorted(k for k in asked if asked[k] != before.get(k))
     if changed:
         raise JobError(
@@ -116,7 +119,7 @@ def _check_same_data(database: Database, settings: Settings, submission: Submiss
     if not known.loaded or (files is not None and files == known.submission.get("files")):
         return
     with database.reading() as conn:
-        saved = SavedRows(loading.saved_from(conn, known.id, 0), job=_named(known))
+        saved = SavedRows(loading.saved_from(conn, known.id, 0), job=named(known))
     waiting: list[PackedRow] = []
     met = 0
     for row in _packed(prepare(submission, settings)):
@@ -125,10 +128,6 @@ def _check_same_data(database: Database, settings: Settings, submission: Submiss
         waiting.append(row)
         met += saved.meet(waiting)
     saved.end(met + len(waiting))
-
-
-def _named(job: JobRecord) -> str:
-    return f"job {job.public_id} of key {job.key!r}"
 
 
 def _packed(prepared: Prepared) -> Iterator[PackedRow]:
@@ -161,6 +160,7 @@ def _begin(
 
 
 def _begun(conn: Connection, known: JobRecord | None, new: NewJob, *, eager: bool) -> JobRecord:
+    loading.sweep(conn)
     if known is None:
         job_id = jobs.create(conn, new)
     else:
@@ -214,7 +214,7 @@ def _ended_elsewhere(database: Database, job: JobRecord) -> JobRecord:
         try:
             now = jobs.get(conn, job.id)
         except JobError:
-            raise JobError(f"{_named(job)} was refused by another process that read its data set too") from None
+            raise JobError(f"{named(job)} was refused by another process that read its data set too") from None
     if now.state in (JobState.CANCELLED, JobState.FAILED):
         raise JobError(f"job {now.public_id} was {now.state} while its data set was being read: {now.reason}")
     return now
@@ -235,17 +235,23 @@ def _fail(database: Database, loader: Loader, fault: BaseException, *, keyed: bo
         else:
             database.run(lambda conn: loading.leave(conn, job.id), waits_for_space=False)
     except DatabaseError as second:  # the fault that came first is what is told
-        log.warning("job %s stays half read: %s", job.public_id, second)
+        _give_up(database, job, second)
         return
     if opened and isinstance(fault, BatchmillError) and not isinstance(fault, DatabaseError):
         _stopped(job, loader, fault)
 
 
+def _give_up(database: Database, job: JobRecord, fault: DatabaseError) -> None:
+    """A full disk may have no room to drop a job, but for the word that nobody reads it: then others drop it later."""
+    with suppress(DatabaseError):
+        database.run(lambda conn: loading.give_up(conn, job.id), waits_for_space=False)
+    log.info("job_left_half_read job=%s error=%s", job.public_id, fault)
+
+
 def _stopped(job: JobRecord, loader: Loader, fault: BatchmillError) -> NoReturn:
-    mend = "" if isinstance(fault, OtherData) else "mend it and "
     raise JobStopped(
-        f"job {job.public_id} is paused after {loader.n_rows:,} rows of its data set: {str(fault).rstrip('.')}; {mend}run "
-        f"the same command with the key {job.key}: it goes on from there"
+        f"job {job.public_id} is paused after {loader.n_rows:,} rows of its data set: {str(fault).rstrip('.')}; then "
+        f"run the same command with the key {job.key}: it goes on from there"
     ) from fault
 
 

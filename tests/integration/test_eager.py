@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,7 @@ from batchmill_db import jobs
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import result
 from batchmill_ops.simulator import SimulatorConfig
+from batchmill_ops.simulator.process import simulated
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
 
@@ -153,3 +157,63 @@ def test_a_loader_that_is_killed_leaves_a_job_that_is_never_done_and_the_same_ke
     assert (done.n_rows, done.by_status["ok"]) == (ROWS, ROWS)
     assert len(mill.bill()) == ROWS
     mill.invariants(job)
+
+
+TOML = """
+drain_s = 2.0
+[accounts.sim]
+base_url = "{base_url}"
+[models.sim-chat]
+account = "sim"
+price = {{ input = 0.40, output = 1.60 }}
+"""
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"n": %d}\n' % n for n in range(first, last))
+
+
+def running(home: Path, *options: str) -> subprocess.Popen[bytes]:
+    """``batchmill run -`` in a folder of its own, where it starts all it needs, fed by a pipe."""
+    command = [sys.executable, "-m", "batchmill.cli", "run", "-", "-m", "sim-chat", "-p", "row {{ n }}", "--eager"]
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([*command, *options], cwd=home, env=clean, stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def answered_in(home: Path) -> int:
+    """Rows that are answered, of all jobs of a folder that may not be there yet."""
+    path = home / ".batchmill" / "batchmill.db"
+    if not path.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(path)) as conn, contextlib.suppress(sqlite3.OperationalError):
+        return int(conn.execute("SELECT count(*) FROM result").fetchone()[0])
+    return 0
+
+
+def fed(process: subprocess.Popen[bytes], home: Path, rest: bytes) -> tuple[int, str]:
+    """Gives the first half, and the rest when that is answered; answers the exit code and what was said."""
+    assert process.stdin is not None
+    try:
+        process.stdin.write(lines(0, HALF))
+        process.stdin.flush()
+        until("the first half is answered", lambda: answered_in(home) >= HALF, timeout_s=90)
+        _, said = process.communicate(rest, timeout=90)
+    finally:
+        process.kill()
+    return process.returncode, said.decode()
+
+
+def test_a_pipe_is_worked_on_while_it_flows_and_gone_on_with_when_it_broke(tmp_path: Path) -> None:
+    with simulated(FAST) as sim:
+        (tmp_path / "batchmill.toml").write_text(TOML.format(base_url=sim.base_url))
+        code, said = fed(running(tmp_path, "--key", "k", "-o", "o.jsonl"), tmp_path, lines(HALF, ROWS) + b"nonsense\n")
+        again, _ = fed(running(tmp_path, "--key", "k", "-o", "o.jsonl"), tmp_path, lines(HALF, ROWS))
+        calls = sim.bill()["calls"]
+
+    assert code == 3
+    assert f"stdin line {ROWS + 1}: not valid JSON" in said
+    assert "run the same command with the key k: it goes on from there" in said
+    assert f"{HALF:,} rows so far" in said
+    assert again == 0
+    assert len((tmp_path / "o.jsonl").read_text().splitlines()) == calls == ROWS

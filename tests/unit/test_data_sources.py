@@ -5,10 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import queue
 import subprocess
 import sys
+import threading
 import tracemalloc
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -333,6 +336,38 @@ def test_standard_input_is_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"a": 1}\n{"a": 2}\n')))
 
     assert [(r.source, r.line) for r in rows("-")] == [("stdin", 1), ("stdin", 2)]
+
+
+def plainly(out: Any) -> Any:
+    return out
+
+
+def zipped(out: Any) -> Any:
+    return gzip.GzipFile(fileobj=out, mode="wb")
+
+
+def zstd_packed(out: Any) -> Any:
+    return zstandard.ZstdCompressor().stream_writer(out)
+
+
+@pytest.mark.parametrize("packed", [plainly, zipped, zstd_packed])
+def test_rows_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatch, packed: Callable[[Any], Any]) -> None:
+    reading, writing = os.pipe()
+    come: queue.Queue[Any] = queue.Queue()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(io.FileIO(reading))))
+    reader = threading.Thread(target=lambda: [come.put(row.input["n"]) for row in open_source("-")], daemon=True)
+    seen = []
+
+    with io.FileIO(writing, "w") as raw, packed(raw) as out:
+        reader.start()
+        for n in range(3):
+            out.write(b'{"n": %d}\n' % n)
+            out.flush()
+            seen.append(come.get(timeout=20))  # the next is written when this one has been read
+    reader.join(20)
+
+    assert seen == [0, 1, 2]
+    sys.stdin.close()
 
 
 # CSV and TSV

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
 
 from batchmill_db import migrate, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError, DatabaseUnavailable
@@ -81,3 +81,35 @@ def test_a_statement_that_is_wrong_is_refused_and_not_tried_again(database: Data
         database.run(wrong)
     assert not isinstance(fault.value, DatabaseUnavailable)
     assert tries == 1
+
+
+def disk_full(database: Database) -> None:
+    """Makes the database as large as it may be, as a disk without room would."""
+    pages = database.read(lambda conn: conn.execute(text("PRAGMA page_count")).scalar_one())
+    database.close()
+    event.listen(database.engine, "connect", lambda c, _: c.execute(f"PRAGMA max_page_count={pages}"))
+
+
+def fill(conn: Connection) -> None:
+    conn.execute(text("UPDATE account SET reason = hex(randomblob(100000))"))
+
+
+def test_a_full_disk_is_told_at_once_to_who_can_make_room(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    database.run(write)
+    disk_full(database)
+
+    with pytest.raises(DatabaseUnavailable, match=r"the disk of the database at sqlite:.* is full .*; make room"):
+        database.run(fill, waits_for_space=False)
+    assert caplog.messages == []
+
+
+def test_a_full_disk_is_waited_for_otherwise_and_told_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    database.run(write)
+    disk_full(database)
+
+    with pytest.raises(DatabaseUnavailable, match="is full"):
+        database.run(fill, patience_s=0.5)
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "database_retry" in caplog.messages[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -14,20 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
+from sqlalchemy.exc import OperationalError
 
 from batchmill_core.catalog import Catalog
-from batchmill_core.errors import ConfigurationError, JobError, SourceError, UserError
+from batchmill_core.errors import ConfigurationError, JobError, JobStopped, SourceError, UserError
 from batchmill_core.job import JobState, Rows
 from batchmill_core.payload import decode_frame
 from batchmill_core.request import TaskKind
 from batchmill_core.settings import Settings
 from batchmill_core.usage import nanousd
-from batchmill_db import jobs
+from batchmill_db import jobs, loading
 from batchmill_db.chunks import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import chunk, job, leader, payload, round_
-from batchmill_db.session import Database
+from batchmill_db.session import Database, DatabaseError
 from batchmill_producers import loader
 from batchmill_producers import submit as module
 from batchmill_producers.submit import Submission, submit
@@ -372,6 +374,138 @@ def test_a_second_submitter_with_other_data_is_refused_while_the_first_loads(cou
 
     assert "is not the one that job" in words[0]
     counter.assert_whole(record, 500)
+
+
+def test_a_key_whose_job_was_made_of_other_rows_says_which(counter: Counter) -> None:
+    record = counter.submit(key="k")
+
+    words = [
+        refusal(counter, counter.data(500, "other"), JobError, key="k"),
+        refusal(counter, counter.data(501), JobError, key="k"),
+        refusal(counter, counter.data(320), JobError, key="k"),
+        refusal(counter, counter.data(20), JobError, key="k"),
+    ]
+
+    assert all(f"job {record.public_id} of key 'k' (reviews.jsonl)" in w for w in words)
+    assert "some of rows 0 to 49 differ" in words[0]
+    assert "more than the 500 rows" in words[1]
+    assert all("ends after" in w for w in words[2:])
+    counter.assert_whole(counter.jobs()[0], 500)
+
+
+def test_the_same_rows_written_anew_are_the_same_data_set(counter: Counter) -> None:
+    first = counter.submit(key="k")
+    os.utime(counter.folder / "reviews.jsonl", ns=(1, 1))
+
+    assert counter.submit(counter.folder / "reviews.jsonl", key="k").id == first.id
+
+
+def test_a_file_that_nobody_touched_is_not_read_again_for_its_key(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = counter.submit(key="k")
+    monkeypatch.setattr(module, "prepare", lambda *_: pytest.fail("it was read again"))
+
+    assert counter.submit(counter.folder / "reviews.jsonl", key="k").id == first.id
+
+
+def test_a_bad_row_of_an_eager_job_may_be_left_out_under_the_same_key(counter: Counter) -> None:
+    path = counter.data()
+    with path.open("a") as out:
+        out.write('nonsense\n{"text": "the last"}\n')
+
+    with pytest.raises(JobStopped) as caught:
+        counter.submit(path, key="k", eager=True)
+    record = counter.submit(path, key="k", eager=True, skip_bad_rows=True)
+
+    assert "line 501" in str(caught.value)
+    assert "run the same command with the key k" in str(caught.value)
+    assert record.n_skipped == 1
+    counter.assert_whole(record, 501)
+
+
+def test_an_id_that_comes_twice_late_pauses_an_eager_job(counter: Counter) -> None:
+    rows = [{"text": str(n), "id": n} for n in range(120)]
+
+    with pytest.raises(JobStopped, match="id '7' was already on row 8"):
+        counter.submit([*rows, {"text": "x", "id": 7}], eager=True, id_column="id")
+    (paused,) = counter.jobs()
+    record = counter.submit(rows, key=paused.public_id, eager=True, id_column="id")
+
+    assert (paused.state, paused.reason_kind, paused.key) == (JobState.PAUSED, "source", paused.public_id)
+    assert record.id == paused.id
+    counter.assert_whole(record, 120)
+
+
+def test_an_eager_job_whose_first_row_is_bad_leaves_nothing(counter: Counter) -> None:
+    refusal(counter, [{"text": object()}], SourceError, eager=True)
+
+    assert counter.nothing_left()
+
+
+def test_other_rows_than_an_eager_job_began_with_leave_it_as_it_was(counter: Counter) -> None:
+    def broken() -> Iterator[dict[str, str]]:
+        yield from ({"text": str(n)} for n in range(120))
+        raise OSError("gone")
+
+    with pytest.raises(JobStopped, match="gone"):
+        counter.submit(broken(), key="k", eager=True)
+    words = refusal(counter, [{"text": "other"}] * 120, JobError, key="k", eager=True)
+
+    (paused,) = counter.jobs()
+    assert "rows 0 to 49 differ" in words
+    assert (paused.state, paused.n_rows) == (JobState.PAUSED, 120)
+    assert "gone" in (paused.reason or "")
+
+
+# No room left
+
+
+@pytest.fixture
+def small_disk(counter: Counter) -> Iterator[Any]:
+    """Gives what makes the database's disk full at so many pages, or gives it room again."""
+
+    def hold(pages: int) -> None:
+        counter.database.close()
+        event.listen(counter.database.engine, "connect", lambda c, _: c.execute(f"PRAGMA max_page_count={pages}"))
+
+    return hold
+
+
+def pages_of(counter: Counter) -> int:
+    with counter.database.reading() as conn:
+        return int(conn.exec_driver_sql("PRAGMA page_count").scalar_one())
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_full_disk_is_told_at_once_and_leaves_nothing_that_runs(
+    counter: Counter, small_disk: Any, eager: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    small_disk(pages_of(counter))
+
+    with pytest.raises(DatabaseError, match=r"the disk of the database at .* is full .*; make room"):
+        counter.submit([{"text": str(n) * 500} for n in range(500)], eager=eager)
+
+    left = counter.jobs()
+    assert caplog.records == []
+    assert eager or counter.nothing_left()
+    assert all(j.state is JobState.PAUSED and "is full" in (j.reason or "") for j in left)
+
+
+def test_a_half_read_job_that_a_full_disk_kept_is_dropped_by_the_next_submission(
+    counter: Counter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: Any) -> bool:
+        raise OperationalError("DELETE", {}, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "drop", no_room)
+        refusal(counter, [{"text": "x"}] * 250 + [{"other": "x"}], UserError)
+    kept = [j.state for j in counter.jobs()]
+    record = counter.submit()
+
+    assert kept == [JobState.LOADING]
+    assert [j.id for j in counter.jobs()] == [record.id]
 
 
 # What is checked before a row is read

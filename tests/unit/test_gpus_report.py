@@ -109,8 +109,8 @@ def only(database: Database) -> DeviceState:
 
 
 def test_a_device_as_it_stands(database: Database) -> None:
-    sampled(database, IDLE, first_s=200, last_s=60)
-    sampled(database, BUSY, first_s=55)
+    sampled(database, IDLE, first_s=200, last_s=75)
+    sampled(database, BUSY, first_s=50)
 
     state = only(database)
 

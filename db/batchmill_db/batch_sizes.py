@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
+from .bulk import insert_for
 from .schema import batch_size
 from .session import now_ms
 
@@ -20,7 +20,7 @@ def load(conn: Connection, model: str, device: str) -> dict[int, int]:
 
 def remember(conn: Connection, model: str, device: str, sizes: Mapping[int, int]) -> None:
     """Notes sizes that work; what is known of other classes stays. Idempotent, the last writer of a class wins."""
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     # In one order, so that two workers of a model never wait for each other crosswise.
     for length_class, rows in sorted(sizes.items()):
         values = {"model": model, "device": device, "length_class": length_class, "rows": rows, "changed_ms": now_ms()}

@@ -24,7 +24,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from batchmill_core.errors import JobError
 from batchmill_core.job import (
@@ -41,7 +40,7 @@ from batchmill_core.request import STATUSES, RowStatus
 from batchmill_core.usage import Usage, usd
 
 from . import ledger
-from .bulk import Bulk
+from .bulk import Bulk, insert_for
 from .chunks import dead_rows
 from .results import NOT_OK, finished
 from .schema import COUNTER_COLUMNS, TOKEN_COLUMNS, call, chunk, job, payload, result, round_
@@ -216,7 +215,7 @@ def add_payloads(conn: Connection, job_id: int, payloads: Sequence[tuple[int, in
 
     Idempotent: a payload that is there already is left alone.
     """
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     names = ("first_row", "n_rows", "requests", "inputs", "digest")
     values = [{"job_id": job_id, **dict(zip(names, p, strict=True))} for p in payloads]
     statement = insert_(payload).on_conflict_do_nothing().returning(payload.c.first_row)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
+from .bulk import insert_for
 from .schema import account, chunk, job, leader, worker
 from .session import now_ms
 
@@ -38,7 +38,7 @@ class WorkerRecord:
 
 def register(conn: Connection, w: WorkerRecord) -> None:
     """Notes that a worker process started. Idempotent."""
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     conn.execute(
         insert_(worker)
         .values(
@@ -162,7 +162,7 @@ def lead(conn: Connection, name: str, holder: str, *, ttl_ms: int) -> Leadership
     before = conn.execute(
         select(leader.c.holder, (now_ms() - leader.c.tick_ms).label("since")).where(leader.c.name == name)
     ).one_or_none()
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     statement = insert_(leader).values(name=name, holder=holder, until_ms=now_ms() + ttl_ms, tick_ms=now_ms())
     taken = conn.execute(
         statement.on_conflict_do_update(
@@ -195,7 +195,7 @@ def stop_account(conn: Connection, name: str, *, kind: str, reason: str, probe_a
 
     Answers whether this call stopped it. Its chunks are not published until a probe finds it healed.
     """
-    insert_ = sqlite.insert if conn.dialect.name == "sqlite" else postgresql.insert
+    insert_ = insert_for(conn.dialect.name)
     statement = insert_(account).values(
         name=name,
         state="stopped",

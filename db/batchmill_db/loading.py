@@ -24,6 +24,7 @@ LOADER_TTL_MS = 30_000  # a loader that is silent for as long is taken for dead
 FORGOTTEN_MS = 600_000  # so long after that its job, if no key goes on with it, is dropped
 _PREFIX = "loader:"
 _NOBODY = ""
+_SOURCE = "source"  # why a job is paused whose data set could not be read on
 _DIED = "the process that read its data set ended before the end of it"
 
 
@@ -107,10 +108,11 @@ def open_early(conn: Connection, job_id: int) -> bool:
         .where(job.c.id == job_id, job.c.state == JobState.LOADING)
         .values(state=JobState.OPEN, opened_ms=now_ms())
     )
-    return opened.rowcount == 1 or _reopen(conn, job_id, job.c.reason_kind == "source")
+    return opened.rowcount == 1 or _reopen(conn, job_id, job.c.reason_kind == _SOURCE)
 
 
 def _reopen(conn: Connection, job_id: int, why: Any) -> bool:
+    """A job that is not read yet and paused for this reason is open again, its chunks publishable at once."""
     done = conn.execute(
         update(job)
         .where(job.c.id == job_id, job.c.state == JobState.PAUSED, job.c.loaded.is_(False), why)
@@ -139,18 +141,9 @@ def note(
 def end(conn: Connection, job_id: int) -> None:
     """Every row is saved: a job that was `loading` is `open`, one that was open may now become done. Idempotent."""
     if not jobs.mark_loaded(conn, job_id):
+        _reopen(conn, job_id, job.c.reason_kind == _SOURCE)  # its source is read after all
         conn.execute(update(job).where(job.c.id == job_id).values(loaded=True))
-        _reopen_read(conn, job_id)
     leave(conn, job_id)
-
-
-def _reopen_read(conn: Connection, job_id: int) -> None:
-    """Its source is read after all, so it is not paused for that any more."""
-    conn.execute(
-        update(job)
-        .where(job.c.id == job_id, job.c.state == JobState.PAUSED, job.c.reason_kind == "source")
-        .values(state=JobState.OPEN, reason=None, reason_kind=None)
-    )
 
 
 def stop(conn: Connection, job_id: int, reason: str) -> bool:
@@ -159,7 +152,7 @@ def stop(conn: Connection, job_id: int, reason: str) -> bool:
     Answers whether this call paused it; the reason of one that is paused already stays.
     """
     leave(conn, job_id)
-    return jobs.pause(conn, job_id, kind="source", reason=reason)
+    return jobs.pause(conn, job_id, kind=_SOURCE, reason=reason)
 
 
 def drop(conn: Connection, job_id: int) -> bool:

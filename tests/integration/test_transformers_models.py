@@ -30,7 +30,6 @@ from batchmill_workers.gpu.transformers import TransformersEngine  # noqa: E402
 from batchmill_workers.gpu.transformers_loading import task_of  # noqa: E402
 from batchmill_workers.gpu.transformers_options import TransformersOptions  # noqa: E402
 from batchmill_workers.gpu.transformers_process import load_work  # noqa: E402
-from batchmill_workers.gpu.transformers_work import Refused  # noqa: E402
 from tests import tiny_models  # noqa: E402
 from tests.conformance.engine_host import EngineCase, EngineHost, chat  # noqa: E402
 
@@ -262,7 +261,7 @@ def test_answers_are_held_to_a_schema_while_they_are_written(tmp_path: Path) -> 
 def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(tmp_path: Path) -> None:
     work = loaded(tiny_models.save_llama(tmp_path / "model"))
 
-    with pytest.raises(Refused, match=r"#/nowhere; options\.guided = false"):
+    with pytest.raises(InvalidRequest, match=r"#/nowhere; options\.guided = false"):
         work.read({**asking("Hi"), "schema": {"properties": {"a": {"$ref": "#/nowhere"}}}})
 
 

@@ -17,9 +17,9 @@ def prompt_tokens(
 ) -> list[int]:
     """Token ids of the messages in ``template`` (None: the tokenizer's own), ready for the assistant's turn.
 
-    ``variables`` are further ones that the template knows, such as ``enable_thinking``. The template writes the special tokens itself, so that none is added: a second start token changes answers. A
-    template that refuses a system message gets its text at the head of the first user message. Raises InvalidRequest
-    for messages that it refuses all the same.
+    ``variables`` are further ones that the template knows, such as ``enable_thinking``. The template writes the special
+    tokens itself, so that none is added: a second start token changes answers. A template that refuses a system message
+    gets its text at the head of the first user message. Raises InvalidRequest for messages that it refuses all the same.
     """
     try:
         text = _rendered(tokenizer, messages, template, variables or {})

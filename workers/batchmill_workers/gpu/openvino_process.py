@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from batchmill_core.errors import CallError
 from batchmill_workers.gpu.frames import Channel, Frame
 from batchmill_workers.gpu.hosted_process import failure, serve
 from batchmill_workers.gpu.openvino_generation import generation_config, prompt_tokens, reason
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
-from batchmill_workers.gpu.sampling import cut_at_stop
+from batchmill_workers.gpu.sampling import check_fits, cut_at_stop
 
 _FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "tool_calls"}
 
@@ -65,18 +66,15 @@ class Batch:
             return
         try:
             self._add(number, frame)
+        except CallError as error:
+            self._fail(number, error.kind, error.message)
         except RuntimeError as error:  # what OpenVINO raises for a template, schema or parameter that it refuses
             self._fail(number, "invalid_request", reason(error))
 
     def _add(self, number: int, frame: Frame) -> None:
         tokens = prompt_tokens(self._tokenizer, frame["messages"])
         length = tokens.shape[1]
-        wanted = frame["sampling"]["max_tokens"]
-        if self._context_tokens is not None and length + (wanted or 1) > self._context_tokens:
-            asked = f" and max_tokens {wanted}" if wanted else ""
-            said = f"a prompt of {length} tokens{asked} does not fit the context of {self._context_tokens} tokens"
-            self._fail(number, "too_long", said)
-            return
+        check_fits(length, frame["sampling"]["max_tokens"], self._context_tokens)
         left = None if self._context_tokens is None else self._context_tokens - length
         schema = frame["schema"] if self._guided else None
         config = generation_config(self._pipeline.get_config(), frame["sampling"], room=left, schema=schema)

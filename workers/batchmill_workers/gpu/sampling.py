@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchmill_core.catalog import nearest
-from batchmill_core.errors import InvalidRequest
+from batchmill_core.errors import InvalidRequest, TooLong
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -49,6 +49,17 @@ class Sampling:
         if unknown is not None:
             raise InvalidRequest(f"parameter {unknown!r} is not known to this engine{nearest(unknown, _CHECKS)}")
         return cls(**{name: _CHECKS[name](name, value) for name, value in given.items()})
+
+
+def check_fits(prompt: int, wanted: int | None, context: int | None) -> None:
+    """Raises TooLong when a prompt of so many tokens and its answer (None: one token) do not fit the context.
+
+    ``context`` None is a context that nobody knows.
+    """
+    if context is None or prompt + (wanted or 1) <= context:
+        return
+    asked = f" and max_tokens {wanted}" if wanted else ""
+    raise TooLong(f"a prompt of {prompt} tokens{asked} does not fit the context of {context} tokens")
 
 
 def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:

@@ -14,14 +14,14 @@ from batchmill_core.errors import InvalidRequest
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.chat_template import prompt_tokens
 from batchmill_workers.gpu.frames import Frame
-from batchmill_workers.gpu.sampling import DEFAULT_MAX_TOKENS
+from batchmill_workers.gpu.sampling import DEFAULT_MAX_TOKENS, check_fits
 from batchmill_workers.gpu.transformers_answer import Guide, Prompt
 from batchmill_workers.gpu.transformers_choice import Choice
 from batchmill_workers.gpu.transformers_decoding import Decoder, DecodingRun
 from batchmill_workers.gpu.transformers_guided import Grammars, available, vocabulary_of
 from batchmill_workers.gpu.transformers_loading import end_tokens, load_model, load_tokenizer, pad_token
 from batchmill_workers.gpu.transformers_options import TransformersOptions
-from batchmill_workers.gpu.transformers_work import Piece, Refused
+from batchmill_workers.gpu.transformers_work import Piece
 
 _PREFIX_TOKENS = 16
 _BUILD_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where xgrammar's own source raised
@@ -49,12 +49,9 @@ class Chat:
 
     def read(self, frame: Frame) -> list[Piece]:
         sampling = frame["sampling"]
-        try:
-            tokens = prompt_tokens(self._tokenizer, frame["messages"], template=self._template)
-        except InvalidRequest as error:
-            raise Refused("invalid_request", str(error)) from error
+        tokens = prompt_tokens(self._tokenizer, frame["messages"], template=self._template)
         if not tokens:
-            raise Refused("invalid_request", "the model's chat template makes an empty prompt of the messages")
+            raise InvalidRequest("the model's chat template makes an empty prompt of the messages")
         max_tokens = room(len(tokens), sampling["max_tokens"], self.context_tokens)
         prompt = Prompt(
             tokens=tokens,
@@ -82,9 +79,8 @@ class Chat:
             return self._grammars.guide(schema)
         except RuntimeError as error:
             reason = _BUILD_PLACE.sub("", str(error).strip().splitlines()[-1])
-            raise Refused(
-                "invalid_request",
-                f"answers cannot be held to this schema: {reason}; options.guided = false validates them afterwards",
+            raise InvalidRequest(
+                f"answers cannot be held to this schema: {reason}; options.guided = false validates them afterwards"
             ) from error
 
     def _say_unguided(self) -> None:
@@ -116,11 +112,7 @@ def generation_defaults(model: Any) -> Mapping[str, Any]:
 
 
 def room(prompt: int, wanted: int | None, context: int | None) -> int:
-    """How many tokens may be answered. Raises Refused when a prompt of so many tokens and the answer do not fit."""
-    if context is None:
-        return wanted or DEFAULT_MAX_TOKENS
-    if prompt + (wanted or 1) > context:
-        asked = f" and max_tokens {wanted}" if wanted else ""
-        said = f"a prompt of {prompt} tokens{asked} does not fit the context of {context} tokens"
-        raise Refused("too_long", said)
-    return wanted or min(DEFAULT_MAX_TOKENS, context - prompt)
+    """How many tokens may be answered. Raises TooLong when a prompt of so many tokens and the answer do not fit."""
+    check_fits(prompt, wanted, context)
+    left = DEFAULT_MAX_TOKENS if context is None else context - prompt
+    return wanted or min(DEFAULT_MAX_TOKENS, left)

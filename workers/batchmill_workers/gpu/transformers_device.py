@@ -123,6 +123,7 @@ class Device:
             said = f"{type(fault).__name__}: {fault}".splitlines()[0]
             for item in waiting:
                 self._calls.failed(item.number, "engine_failed", said)
+            self._batcher.failed(one.batch)
             return
         fault.__traceback__ = None  # its frames hold the batch's tensors
         one.run = None

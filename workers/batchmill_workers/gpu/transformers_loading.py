@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from batchmill_workers.gpu.device_memory import host_memory
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 
 _CHAT, _EMBED, _CLASSIFY = "chat", "embed", "classify"
@@ -129,10 +130,8 @@ def row_token_bytes(model: Any) -> int:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that is free for batches, after the weights: the least of the slot's GPUs, or a quarter of the host's."""
+    """Memory that is free for batches, after the weights: the least of the slot's GPUs, or a quarter of `host_memory`."""
     if device != "cpu":
         return int(min(torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())) * 0.8)
-    for line in Path("/proc/meminfo").read_text().splitlines() if Path("/proc/meminfo").exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 4
-    return 2 << 30
+    host = host_memory()
+    return 2 << 30 if host is None else host.free_bytes // 4

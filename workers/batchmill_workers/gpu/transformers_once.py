@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from batchmill_core.errors import TooLong
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
-from batchmill_workers.gpu.transformers_work import Answered, Piece, Refused
+from batchmill_workers.gpu.transformers_work import Answered, Piece
 
 Compute = Callable[[Sequence[Item]], Sequence[Frame]]
 
@@ -37,17 +38,16 @@ class OnceRun:
 def read_texts(tokenizer: Any, texts: Sequence[str], *, context: int | None, truncate: bool) -> list[Piece]:
     """Token ids of each text with the model's special tokens, and without padding.
 
-    Raises Refused for a text of more tokens than ``context``, unless it is to be truncated.
+    Raises TooLong for a text of more tokens than ``context``, unless it is to be truncated.
     """
     cut = {"truncation": True, "max_length": context} if truncate and context is not None else {"truncation": False}
     rows = tokenizer(list(texts), padding=False, verbose=False, **cut)["input_ids"]
     for i, row in enumerate(rows):
         if context is not None and len(row) > context:
             which = f" (number {i + 1} of {len(rows)} in its call)" if len(rows) > 1 else ""
-            raise Refused(
-                "too_long",
+            raise TooLong(
                 f"a text of {len(row)} tokens{which} does not fit the model's {context}; "
-                "shorten it, or let it be cut by options.truncate = true",
+                "shorten it, or let it be cut by options.truncate = true"
             )
     return [Piece(tokens=len(row), payload=row) for row in rows]
 

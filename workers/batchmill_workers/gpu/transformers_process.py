@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 
+from batchmill_core.errors import CallError
 from batchmill_workers.gpu.batching import Item, Limits
 from batchmill_workers.gpu.batching_queue import Batcher
 from batchmill_workers.gpu.batching_sizes import Sizes
@@ -30,12 +31,11 @@ from batchmill_workers.gpu.transformers_calls import Calls
 from batchmill_workers.gpu.transformers_device import Device
 from batchmill_workers.gpu.transformers_loading import free_bytes, row_token_bytes, task_of
 from batchmill_workers.gpu.transformers_options import TransformersOptions
-from batchmill_workers.gpu.transformers_work import Refused, Work
+from batchmill_workers.gpu.transformers_work import Work
 
 _END_TIMEOUT_S = 10.0
-_SETTLE_MS = (
-    20.0  # a worker books a few dozen rows at a time: a batch that went after its first commit would be half one
-)
+# A worker books a few dozen rows at a time: a batch that went after its first commit would be half one.
+_SETTLE_MS = 20.0
 _PLACES = {
     "chat": ("transformers_chat", "load_chat"),
     "embed": ("transformers_vectors", "load_embedder"),
@@ -82,8 +82,8 @@ class Reader:
             return
         try:
             pieces = self._work.read(frame)
-        except Refused as error:
-            self._calls.refuse(number, error.kind, str(error))
+        except CallError as error:
+            self._calls.refuse(number, error.kind, error.message)
             return
         except Exception as error:  # noqa: BLE001  # a tokenizer's own, for a text that it cannot take
             self._calls.refuse(number, "invalid_request", f"the text cannot be read: {error}")

@@ -12,14 +12,6 @@ from batchmill_workers.gpu.frames import Frame
 Answered = Callable[[Item, Frame], None]
 
 
-class Refused(Exception):
-    """A request that is ended without running; ``kind`` is too_long or invalid_request."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """One text of a request, tokenised. ``wanted`` is how many tokens may be answered, see ``batching.Item``."""
@@ -51,7 +43,7 @@ class Work(Protocol):
     context_tokens: int | None
 
     def read(self, frame: Frame) -> list[Piece]:
-        """The texts of a request, in order. Raises Refused."""
+        """The texts of a request, in order. Raises InvalidRequest or TooLong for one that cannot be run."""
 
     def begin(self, items: Sequence[Item]) -> Run:
         """A batch that is run by its steps; nothing is computed yet."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from batchmill_core.errors import EngineFailed, InvalidRequest, TooLong
+from batchmill_core.errors import EngineFailed, InvalidRequest
 from batchmill_workers.gpu.chat_template import prompt_tokens
 from batchmill_workers.gpu.frames import Frame
+from batchmill_workers.gpu.sampling import check_fits
 from batchmill_workers.gpu.vllm_sampling import sampling_arguments
 
 T = TypeVar("T")
@@ -93,11 +94,7 @@ class VllmModel:
     def _check_length(self, ids: Sequence[int], wanted: int | None) -> None:
         if not ids:
             raise InvalidRequest("the prompt has no tokens")
-        if len(ids) + (wanted or 1) > self.context_tokens:
-            asked = f" and max_tokens {wanted}" if wanted else ""
-            raise TooLong(
-                f"a prompt of {len(ids)} tokens{asked} does not fit the context of {self.context_tokens} tokens"
-            )
+        check_fits(len(ids), wanted, self.context_tokens)
 
     def _sampling_params(self, frame: Frame, *, room: int) -> Any:
         module = importlib.import_module("vllm.sampling_params")

@@ -108,6 +108,7 @@ def _result_columns(task: TaskKind) -> list[_Column]:
         ("cached", pa.bool_()),
         ("latency_ms", pa.int64()),
         ("ttft_ms", pa.int64()),
+        ("inter_token_ms", pa.float64()),
         ("sanitized", pa.bool_()),
         ("source", pa.string()),
         ("line", pa.int64()),

@@ -34,6 +34,7 @@ COLUMNS = (
     "cached",
     "latency_ms",
     "ttft_ms",
+    "inter_token_ms",
     "sanitized",
     "source",
     "line",
@@ -55,7 +56,8 @@ class Result:
     A classification's output is ``{"label": …, "score": …, "scores": {label: score, …}}``, the best label first.
 
     ``cost_usd`` is the settled sum of all the row's calls of its round and ``usage`` the tokens of those calls; unknown is
-    None, never 0.
+    None, never 0. ``ttft_ms`` is the time to the first token, ``inter_token_ms`` the mean time from each token to the next
+    (see `inter_token_ms`).
     """
 
     row: int
@@ -73,6 +75,7 @@ class Result:
     cached: bool
     latency_ms: int | None
     ttft_ms: int | None
+    inter_token_ms: float | None
     sanitized: bool
     source: str | None
     line: int | None
@@ -197,10 +200,22 @@ def _fields(view: _View, record: Sequence[Any], status: RowStatus, origin: RowOr
         "cached": bool(cached),
         "latency_ms": latency_ms,
         "ttft_ms": ttft_ms,
+        "inter_token_ms": inter_token_ms(latency_ms, ttft_ms, output_tokens) if calls == 1 else None,
         "sanitized": bool(sanitized) or origin.sanitized,
         "source": origin.source,
         "line": origin.line,
     }
+
+
+def inter_token_ms(latency_ms: int | None, ttft_ms: int | None, output_tokens: int | None) -> float | None:
+    """The mean inter-token latency of one call: what followed the first token, shared among the tokens after it.
+
+    None where the answer did not stream, or had fewer than two tokens. A row that took several calls has none either,
+    since its usage is the sum over them.
+    """
+    if latency_ms is None or ttft_ms is None or output_tokens is None or output_tokens < 2:
+        return None
+    return round(max(0, latency_ms - ttft_ms) / (output_tokens - 1), 2)
 
 
 def _parsed(output: str) -> Any:
@@ -211,7 +226,10 @@ def _parsed(output: str) -> Any:
 
 
 _NOTHING = dict.fromkeys(
-    ("output", "finish_reason", "model", "account", "usage", "cost_usd", "unknown_usd", "latency_ms", "ttft_ms")
+    (
+        *("output", "finish_reason", "model", "account", "usage", "cost_usd", "unknown_usd"),
+        *("latency_ms", "ttft_ms", "inter_token_ms"),
+    )
 )
 
 

@@ -96,7 +96,7 @@ def test_a_line_holds_what_the_contract_says_in_its_order(archive: Archive) -> N
         "model": MODEL, "account": "acme",
         "usage": {"input": 40, "cached_input": 0, "cache_write": 0, "output": 3, "reasoning": 0},
         "cost_usd": "0.000104", "unknown_usd": None, "calls": 1, "cached": False, "latency_ms": 412, "ttft_ms": None,
-        "sanitized": False, "source": line["source"], "line": line["line"], "input": {"text": "t"},
+        "inter_token_ms": None, "sanitized": False, "source": line["source"], "line": line["line"], "input": {"text": "t"},
     }  # fmt: skip
 
 
@@ -107,6 +107,20 @@ def test_unknown_is_null_and_never_zero(archive: Archive) -> None:
     (line,) = archive.lines(job)
 
     assert (line["usage"], line["cost_usd"], line["unknown_usd"]) == (None, None, "0.000005")
+
+
+def test_a_streamed_answer_has_its_mean_inter_token_latency_where_one_call_gave_it(archive: Archive) -> None:
+    job = archive.job(texts(4))
+    streamed = {"latency_ms": 412, "ttft_ms": 12}
+    archive.answer(
+        job,
+        ok(0, usage=Usage(input=40, output=5), **streamed),
+        ok(1, usage=Usage(input=40, output=1), **streamed),
+        ok(2, usage=Usage(input=80, output=10), calls=2, **streamed),
+        ok(3, usage=None, **streamed),
+    )
+
+    assert [x["inter_token_ms"] for x in archive.lines(job)] == [100.0, None, None, None]
 
 
 def test_lines_are_in_row_order_whoever_finished_first(archive: Archive) -> None:

@@ -117,6 +117,7 @@ def test_result_columns_are_typed(house: House) -> None:
             "cached": False,
             "latency_ms": 101,
             "ttft_ms": None,
+            "inter_token_ms": None,
             "sanitized": False,
             "source": None,
             "line": None,

@@ -106,7 +106,10 @@ def test_a_gpu_that_is_lost_has_no_figures_until_it_is_back(caplog: pytest.LogCa
 
     assert (before.use_percent, back.use_percent) == (50.0, 70.0)
     assert lost == still == DeviceReading(device="0")
-    assert len(caplog.records) == 1
+    assert [r.getMessage() for r in caplog.records] == [
+        "device_figure_missing device=0 figure=all error=GpuIsLost",
+        "device_is_back device=0",
+    ]
 
 
 def test_a_gpu_that_nvml_does_not_know_has_no_figures(caplog: pytest.LogCaptureFixture) -> None:

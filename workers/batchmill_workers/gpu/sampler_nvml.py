@@ -16,6 +16,7 @@ from batchmill_db.samples import DeviceReading
 log = logging.getLogger(__name__)
 
 _MIG = "MIG-"
+_ALL = "all"  # figures of a GPU that cannot be asked
 # Why a GPU is slower than it could be (nvmlClocksEventReasons). An idle one and clocks that the user set are not here.
 _THROTTLES = (
     (0x04, "power_cap"),
@@ -49,8 +50,9 @@ class _Gpu:
 class NvmlReader:
     """Never raises: a figure that cannot be had is None, and its error is logged once.
 
-    A driver that is gone or a GPU that is lost is asked for again at each sample. A part of a divided GPU (MIG) has
-    memory of its own; power, temperature, clock and throttling are those of the whole GPU, and its use is not told.
+    A driver that is gone or a GPU that is lost is asked for again at each sample, in a new session with the driver when
+    none of the GPUs is left: one that was reset is not found in the old one. A part of a divided GPU (MIG) has memory of
+    its own; power, temperature, clock and throttling are those of the whole GPU, and its use is not told.
     """
 
     def __init__(self, devices: Sequence[str], *, nvml: Any = None) -> None:
@@ -75,7 +77,12 @@ class NvmlReader:
         for gpu in self._gpus:
             self._find(gpu)
         self.peek()
-        return [self._reading(gpu) for gpu in self._gpus]
+        readings = [self._reading(gpu) for gpu in self._gpus]
+        for gpu in self._gpus:
+            if gpu.handle is not None and _ALL in gpu.told:
+                gpu.told.remove(_ALL)
+                log.warning("device_is_back device=%s", gpu.index)
+        return readings
 
     def close(self) -> None:
         """Idempotent."""
@@ -113,9 +120,15 @@ class NvmlReader:
         )
 
     def _reasons(self, handle: Any) -> int:
-        """Under its newer name where the library has it."""
+        """Under its newer name where nvidia-ml-py (12.535) and the driver (535) both have it."""
         new = getattr(self._nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        return int((new or self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
+        if new is not None:
+            try:
+                return int(new(handle))
+            except self._nvml.NVMLError as fault:
+                if type(fault).__name__ != "NVMLError_FunctionNotFound":
+                    raise
+        return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
     def _ask(self, gpu: _Gpu, figure: str, ask: Callable[[Any], Any], handle: Any) -> Any:
         if gpu.handle is None:  # lost while this sample was read
@@ -123,10 +136,17 @@ class NvmlReader:
         try:
             return ask(handle)
         except self._nvml.NVMLError as fault:
-            self._tell(gpu, figure, fault)
             if type(fault).__name__ in _FATAL:
-                gpu.handle = gpu.whole = None
+                self._lose(gpu, fault)
+            else:
+                self._tell(gpu, figure, fault)
             return None
+
+    def _lose(self, gpu: _Gpu, fault: Exception) -> None:
+        gpu.handle = gpu.whole = None
+        self._tell(gpu, _ALL, fault)
+        if all(one.handle is None for one in self._gpus):
+            self.close()
 
     def _tell(self, gpu: _Gpu, figure: str, fault: Exception) -> None:
         if figure not in gpu.told:
@@ -145,10 +165,7 @@ class NvmlReader:
             number = str(self._nvml.nvmlDeviceGetIndex(gpu.whole))
             gpu.index = f"{number}.{self._part(gpu)}" if part else number
         except self._nvml.NVMLError as fault:
-            gpu.handle = gpu.whole = None
-            self._tell(gpu, "all", fault)
-            if type(fault).__name__ == _FATAL[0]:
-                self._began = False
+            self._lose(gpu, fault)
 
     def _handle(self, name: str) -> Any:
         if name.isdigit():

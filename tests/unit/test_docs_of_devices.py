@@ -10,7 +10,7 @@ from batchmill_ops.gpu_check.__main__ import NO_GPU_EXIT_CODE
 from batchmill_ops.gpu_check.items import LEAST_SHARE, LEAST_USE_PERCENT
 from batchmill_workers import parentage
 from batchmill_workers.deaths import LIMIT
-from batchmill_workers.gpu.fit import CHECK_OPTION
+from batchmill_workers.gpu.engine_options import CHECK_MEMORY
 
 PAGE = (Path(__file__).parents[2] / "docs" / "devices.md").read_text()
 
@@ -30,7 +30,7 @@ def test_the_settings_of_the_page_exist_and_are_off_by_default() -> None:
 
 def test_its_numbers_are_those_of_the_code() -> None:
     assert f"died {LIMIT} times" in PAGE
-    assert f"`options.{CHECK_OPTION} = false`" in PAGE
+    assert f"`options.{CHECK_MEMORY} = false`" in PAGE
     assert f"over {LEAST_USE_PERCENT:.0f} %" in PAGE
     assert f"{LEAST_SHARE:.0%}".replace("%", " %") in PAGE
     assert f"{NO_GPU_EXIT_CODE} where there is no GPU" in PAGE

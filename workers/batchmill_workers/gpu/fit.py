@@ -14,12 +14,12 @@ from batchmill_core.errors import ConfigurationError
 
 from .device_memory import DeviceMemory, gpus_memory, host_memory
 from .devices import CPU
+from .engine_options import CHECK_MEMORY, FLAG
 from .model_memory import Needs, needs_of
 from .sources import resolve_source
 
 log = logging.getLogger(__name__)
 
-CHECK_OPTION = "check_memory"
 _ENGINES = frozenset({"openvino", "transformers", "vllm"})  # those whose use of memory we know
 _MIB = 1 << 20
 _VLLM_SHARE = 0.9  # of a GPU's memory that vLLM takes unless gpu_memory_utilization says otherwise
@@ -32,11 +32,10 @@ def without_check(entry: ModelEntry) -> tuple[ModelEntry, bool]:
     if entry.engine not in _ENGINES:
         return entry, False
     options = dict(entry.options)
-    wanted = options.pop(CHECK_OPTION, True)
-    if not isinstance(wanted, bool):
-        raise ConfigurationError(
-            f"[models.{entry.name}] options: {CHECK_OPTION} is {wanted!r}; it must be true or false"
-        )
+    wanted = options.pop(CHECK_MEMORY, True)
+    refusal = FLAG.refusal(CHECK_MEMORY, wanted)
+    if refusal is not None:
+        raise ConfigurationError(f"[models.{entry.name}] options: {refusal}")
     return replace(entry, options=options), wanted
 
 
@@ -97,7 +96,7 @@ def _smaller(entry: ModelEntry) -> str:
     way = "take a smaller or quantised model"
     if entry.engine == "vllm":
         way += ", lower options.max_model_len, or join GPUs (--devices 0+1)"
-    return f"{way}, or set options.{CHECK_OPTION} = false to try all the same"
+    return f"{way}, or set options.{CHECK_MEMORY} = false to try all the same"
 
 
 def _who(memory: DeviceMemory) -> str:

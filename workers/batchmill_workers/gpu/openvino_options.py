@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
-from batchmill_core.catalog import nearest
-from batchmill_core.errors import ConfigurationError
+from .engine_options import CHECK_MEMORY, FLAG, TEXT, one_of, parse_options, whole
 
-_PRECISIONS = ("f32", "f16", "bf16", "u8")
+_PRECISION = one_of("f32", "f16", "bf16", "u8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,37 +21,21 @@ class OpenVinoOptions:
     prefix is then computed once with one batch's rounding. ``threads`` 0 takes OMP_NUM_THREADS, else all cores.
     """
 
-    capacity_rows: int = 64
-    max_batched_tokens: int = 256
-    cache_gb: int = 0
-    prefix_caching: bool = False
-    split_prompts: bool = True
-    kv_cache_precision: str = "f32"
-    inference_precision: str = "f32"
-    threads: int = 0
-    chat_template: str = ""
-    guided: bool = True
+    capacity_rows: Annotated[int, whole(1)] = 64
+    max_batched_tokens: Annotated[int, whole(1)] = 256
+    cache_gb: Annotated[int, whole(0)] = 0
+    prefix_caching: Annotated[bool, FLAG] = False
+    split_prompts: Annotated[bool, FLAG] = True
+    kv_cache_precision: Annotated[str, _PRECISION] = "f32"
+    inference_precision: Annotated[str, _PRECISION] = "f32"
+    threads: Annotated[int, whole(0)] = 0
+    chat_template: Annotated[str, TEXT] = ""
+    guided: Annotated[bool, FLAG] = True
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], *, model: str) -> OpenVinoOptions:
-        """Raises ConfigurationError naming the option that is unknown or has the wrong kind of value."""
-        where = f"[models.{model}] options"
-        defaults = {f.name: f.default for f in fields(cls)}
-        for name, value in options.items():
-            if name not in defaults:
-                raise ConfigurationError(f"{where}: {name!r} is not an option of openvino{nearest(name, defaults)}")
-            _check(where, name, value, defaults[name])
-        return cls(**options)
-
-
-def _check(where: str, name: str, value: Any, default: Any) -> None:
-    if type(value) is not type(default):
-        raise ConfigurationError(f"{where}: {name} is {value!r}; it must be a {type(default).__name__}")
-    if name.endswith("_precision") and value not in _PRECISIONS:
-        raise ConfigurationError(f"{where}: {name} is {value!r}; it must be one of {', '.join(_PRECISIONS)}")
-    least = 1 if name in {"capacity_rows", "max_batched_tokens"} else 0
-    if isinstance(value, int) and value < least:
-        raise ConfigurationError(f"{where}: {name} is {value}; it must be at least {least}")
+        """Raises ConfigurationError naming the option that is unknown or has a wrong value."""
+        return parse_options(cls, options, engine="openvino", model=model, beside=[CHECK_MEMORY])

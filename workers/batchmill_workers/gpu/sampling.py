@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchmill_core.catalog import nearest
 from batchmill_core.errors import InvalidRequest, TooLong
+
+from .engine_options import Rule, number, whole
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -45,10 +47,13 @@ class Sampling:
             raise InvalidRequest("parameter n: a local engine gives one answer per row; leave it out")
         if "max_completion_tokens" in given:
             given["max_tokens"] = given.pop("max_completion_tokens")
-        unknown = next((name for name in given if name not in _CHECKS), None)
-        if unknown is not None:
-            raise InvalidRequest(f"parameter {unknown!r} is not known to this engine{nearest(unknown, _CHECKS)}")
-        return cls(**{name: _CHECKS[name](name, value) for name, value in given.items()})
+        for name, value in given.items():
+            if name not in _RULES:
+                raise InvalidRequest(f"parameter {name!r} is not known to this engine{nearest(name, _RULES)}")
+            refusal = _RULES[name].refusal(name, value)
+            if refusal is not None:
+                raise InvalidRequest(f"parameter {refusal}")
+        return cls(**{name: _RULES[name].read(value) for name, value in given.items()})
 
 
 def check_fits(prompt: int, wanted: int | None, context: int | None) -> None:
@@ -68,41 +73,21 @@ def cut_at_stop(text: str, stop: tuple[str, ...]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _integer(low: int, high: int) -> Callable[[str, Any], int]:
-    def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidRequest(f"parameter {name} is {value!r}; it must be a whole number from {low} to {high}")
-        return value
-
-    return check
-
-
-def _number(low: float, high: float, *, above: bool = False) -> Callable[[str, Any], float]:
-    def check(name: str, value: Any) -> float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-        if not fits or (above and value == low):
-            raise InvalidRequest(f"parameter {name} is {value!r}; it must be a number from {low:g} to {high:g}")
-        return float(value)
-
-    return check
-
-
-def _stop_texts(name: str, value: Any) -> tuple[str, ...]:
+def _lacks_of_stop(value: Any) -> str | None:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple) or not all(isinstance(one, str) and one for one in texts):
-        raise InvalidRequest(f"parameter {name} is {value!r}; it must be a text or a list of texts, none empty")
-    return tuple(texts)
+    fits = isinstance(texts, list | tuple) and all(isinstance(one, str) and one for one in texts)
+    return None if fits else "a text or a list of texts, none empty"
 
 
-_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "max_tokens": _integer(1, 2**31 - 1),
-    "temperature": _number(0.0, 10.0),
-    "top_p": _number(0.0, 1.0, above=True),
-    "top_k": _integer(-1, 2**31 - 1),
-    "min_p": _number(0.0, 0.999),
-    "stop": _stop_texts,
-    "seed": _integer(0, 2**63 - 1),
-    "frequency_penalty": _number(-2.0, 2.0),
-    "presence_penalty": _number(-2.0, 2.0),
-    "repetition_penalty": _number(0.0, 10.0, above=True),
+_RULES: Mapping[str, Rule] = {
+    "max_tokens": whole(1, 2**31 - 1),
+    "temperature": number(0, 10),
+    "top_p": number(0, 1, above=True),
+    "top_k": whole(-1, 2**31 - 1),
+    "min_p": number(0, 0.999),
+    "stop": Rule(lacks=_lacks_of_stop, read=lambda value: (value,) if isinstance(value, str) else tuple(value)),
+    "seed": whole(0),
+    "frequency_penalty": number(-2, 2),
+    "presence_penalty": number(-2, 2),
+    "repetition_penalty": number(0, 10, above=True),
 }

@@ -5,17 +5,66 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from batchmill_core.catalog import nearest
 from batchmill_core.errors import ConfigurationError
+
+from .engine_options import FLAG, TEXT, Rule, every, number, parse_options, table_of, whole
 
 PLACES = ("host", "port", "model", "source", "device", "gpus")
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 _PINNED = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+_YEAR_S = 365 * 24 * 3600.0
+
+
+def _lacks_of_command(value: Any) -> str | None:
+    if isinstance(value, str):
+        try:
+            words: Any = shlex.split(value)
+        except ValueError as fault:
+            return f"a command as in a shell ({fault})"
+    else:
+        words = value
+    if not isinstance(words, list | tuple) or not all(_is_argument(word) for word in words):
+        return "a text or a list of texts"
+    return None if words and words[0] else "a text or a list of texts, and its first word a program"
+
+
+def _is_argument(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _lacks_of_variables(value: Any) -> str | None:
+    pinned = next((name for name in _PINNED if isinstance(value, Mapping) and name in value), None)
+    return f"without {pinned}, which --devices sets for each slot" if pinned else _TEXTS.lacks(value)
+
+
+_TEXTS = table_of(
+    _is_argument,
+    'a table of texts, such as { OLLAMA_HOST = "{host}:{port}" }',
+    names=lambda name: bool(name) and "=" not in name and "\0" not in name,
+    private=True,
+)
+_VARIABLES = Rule(lacks=_lacks_of_variables, private=True)
+_COMMAND = Rule(
+    lacks=_lacks_of_command,
+    read=lambda value: tuple(shlex.split(value) if isinstance(value, str) else value),
+    private=True,
+    missing=('give what starts the server, such as command = "vllm serve {model} --host {host} --port {port}"'),
+)
+_SECONDS = number(0, _YEAR_S, above=True, unit="seconds")
+_URL_PATH = every(
+    lambda value: isinstance(value, str) and _PATH.fullmatch(value) is not None,
+    "a path such as /v1, without a slash at its end",
+)
+_SIGNAL = every(
+    lambda value: isinstance(value, str) and value in signal.Signals.__members__,
+    "the name of a signal, such as SIGINT",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,37 +77,23 @@ class ServerOptions:
     ``capacity_rows`` is how many calls are in flight at most.
     """
 
-    command: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    port: int | None = None
-    ready_path: str | None = None
-    base_path: str = "/v1"
-    capacity_rows: int = 64
-    start_timeout_s: float = 1800.0
-    stop_timeout_s: float = 10.0
-    stop_signal: str = "SIGTERM"
-    warm_up: bool = True
-    log_file: str | None = None
+    command: Annotated[tuple[str, ...], _COMMAND]
+    env: Annotated[Mapping[str, str], _VARIABLES] = field(default_factory=dict)
+    port: Annotated[int | None, whole(1, 65535)] = None
+    ready_path: Annotated[str | None, _URL_PATH] = None
+    base_path: Annotated[str, _URL_PATH] = "/v1"
+    capacity_rows: Annotated[int, whole(1, 65536)] = 64
+    start_timeout_s: Annotated[float, _SECONDS] = 1800.0
+    stop_timeout_s: Annotated[float, _SECONDS] = 10.0
+    stop_signal: Annotated[str, _SIGNAL] = "SIGTERM"
+    warm_up: Annotated[bool, FLAG] = True
+    log_file: Annotated[str | None, TEXT] = None
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], *, model: str) -> ServerOptions:
-        """Raises ConfigurationError naming the option that is unknown, missing or has the wrong kind of value."""
-        where = f"[models.{model}] options"
-        names = [one.name for one in fields(cls)]
-        for name, value in options.items():
-            if name not in names:
-                raise ConfigurationError(f"{where}: {name!r} is not an option of server{nearest(name, names)}")
-            wrong = _CHECKS[name](value)
-            if wrong:
-                raise ConfigurationError(f"{where}: {name} is {value!r}; it must be {wrong}")
-        command = _words(options.get("command", ()))
-        if not command:
-            raise ConfigurationError(
-                f"{where}: command is missing; give what starts the server, such as "
-                'command = "vllm serve {model} --host {host} --port {port}"'
-            )
-        found = cls(**{**options, "command": command})
-        _check_places(found, where)
+        """Raises ConfigurationError naming the option that is unknown, missing or has a wrong value."""
+        found = parse_options(cls, options, engine="server", model=model)
+        _check_places(found, f"[models.{model}] options")
         return found
 
     @property
@@ -89,70 +124,3 @@ def _check_places(options: ServerOptions, where: str) -> None:
             f"{where}: neither command nor env has {{port}}, so the server would not learn on which port to listen; "
             "put {port} where its port belongs, or set port to the one that it always takes"
         )
-
-
-def _words(command: Any) -> tuple[str, ...]:
-    return tuple(shlex.split(command)) if isinstance(command, str) else tuple(command)
-
-
-def _command(value: Any) -> str | None:
-    if isinstance(value, str):
-        try:
-            return None if shlex.split(value) else "a command"
-        except ValueError as fault:
-            return f"a command as in a shell ({fault})"
-    fits = isinstance(value, list | tuple) and value and all(isinstance(word, str) for word in value)
-    return None if fits else "a text or a list of texts"
-
-
-def _variables(value: Any) -> str | None:
-    if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
-        return 'a table of texts, such as { OLLAMA_HOST = "{host}:{port}" }'
-    pinned = next((name for name in _PINNED if name in value), None)
-    return None if pinned is None else f"without {pinned}, which --devices sets for each slot"
-
-
-def _whole(least: int, most: int) -> Callable[[Any], str | None]:
-    def check(value: Any) -> str | None:
-        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-        return None if fits else f"a whole number from {least} to {most}"
-
-    return check
-
-
-def _seconds(value: Any) -> str | None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
-    return None if fits else "a number of seconds above 0"
-
-
-def _path(value: Any) -> str | None:
-    fits = isinstance(value, str) and _PATH.fullmatch(value)
-    return None if fits else "a path such as /v1, without a slash at its end"
-
-
-def _signal(value: Any) -> str | None:
-    fits = isinstance(value, str) and value in signal.Signals.__members__
-    return None if fits else "the name of a signal, such as SIGINT"
-
-
-def _flag(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "a text"
-
-
-_CHECKS: Mapping[str, Callable[[Any], str | None]] = {
-    "command": _command,
-    "env": _variables,
-    "port": _whole(1, 65535),
-    "ready_path": _path,
-    "base_path": _path,
-    "capacity_rows": _whole(1, 65536),
-    "start_timeout_s": _seconds,
-    "stop_timeout_s": _seconds,
-    "stop_signal": _signal,
-    "warm_up": _flag,
-    "log_file": _text,
-}

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
 
-from batchmill_core.catalog import nearest
-from batchmill_core.errors import ConfigurationError
-
-_CHOICES = {
-    "task": ("auto", "chat", "embed", "classify"),
-    "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "attention": ("auto", "eager", "sdpa", "flash_attention_2"),
-}
-_LEAST = {"max_rows": 0, "max_batch_tokens": 0, "max_wait_ms": 0, "threads": 0}
+from .engine_options import CHECK_MEMORY, FLAG, TEXT, one_of, parse_options, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,17 +20,17 @@ class TransformersOptions:
     ends as too_long. ``threads`` 0 takes OMP_NUM_THREADS, else all cores.
     """
 
-    task: str = "auto"
-    dtype: str = "auto"
-    attention: str = "auto"
-    max_rows: int = 0
-    max_batch_tokens: int = 0
-    max_wait_ms: int = 50
-    truncate: bool = False
-    chat_template: str = ""
-    guided: bool = True
-    threads: int = 0
-    trust_remote_code: bool = False
+    task: Annotated[str, one_of("auto", "chat", "embed", "classify")] = "auto"
+    dtype: Annotated[str, one_of("auto", "float32", "bfloat16", "float16")] = "auto"
+    attention: Annotated[str, one_of("auto", "eager", "sdpa", "flash_attention_2")] = "auto"
+    max_rows: Annotated[int, whole(0)] = 0
+    max_batch_tokens: Annotated[int, whole(0)] = 0
+    max_wait_ms: Annotated[int, whole(0)] = 50
+    truncate: Annotated[bool, FLAG] = False
+    chat_template: Annotated[str, TEXT] = ""
+    guided: Annotated[bool, FLAG] = True
+    threads: Annotated[int, whole(0)] = 0
+    trust_remote_code: Annotated[bool, FLAG] = False
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,21 +41,5 @@ class TransformersOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any], *, model: str) -> TransformersOptions:
-        """Raises ConfigurationError naming the option that is unknown or has the wrong kind of value."""
-        where = f"[models.{model}] options"
-        defaults = {f.name: f.default for f in fields(cls)}
-        for name, value in options.items():
-            if name not in defaults:
-                raise ConfigurationError(f"{where}: {name!r} is not an option of transformers{nearest(name, defaults)}")
-            _check(where, name, value, defaults[name])
-        return cls(**options)
-
-
-def _check(where: str, name: str, value: Any, default: Any) -> None:
-    if type(value) is not type(default):
-        raise ConfigurationError(f"{where}: {name} is {value!r}; it must be a {type(default).__name__}")
-    choices = _CHOICES.get(name)
-    if choices is not None and value not in choices:
-        raise ConfigurationError(f"{where}: {name} is {value!r}; it must be one of {', '.join(choices)}")
-    if name in _LEAST and value < _LEAST[name]:
-        raise ConfigurationError(f"{where}: {name} is {value}; it must be at least {_LEAST[name]}")
+        """Raises ConfigurationError naming the option that is unknown or has a wrong value."""
+        return parse_options(cls, options, engine="transformers", model=model, beside=[CHECK_MEMORY])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from batchmill_core.errors import InvalidRequest
 
+from .engine_options import FLAG, TEXT, Rule, every, is_number, table_of, whole
 from .sampling import DEFAULT_MAX_TOKENS, Sampling
 
 _GRAMMARS = ("json", "regex", "choice", "grammar", "json_object")
@@ -17,12 +18,12 @@ def split_params(params: Mapping[str, Any]) -> tuple[Sampling, dict[str, Any]]:
 
     Raises InvalidRequest naming the first that is unknown or has a wrong value.
     """
-    only_vllm = {name: params[name] for name in params if name in _CHECKS and params[name] is not None}
+    only_vllm = {name: params[name] for name in params if name in _RULES and params[name] is not None}
     for name, value in only_vllm.items():
-        wrong = _CHECKS[name](value)
-        if wrong:
-            raise InvalidRequest(f"parameter {name} is {value!r}; it must be {wrong}")
-    return Sampling.from_params({name: value for name, value in params.items() if name not in _CHECKS}), only_vllm
+        refusal = _RULES[name].refusal(name, value)
+        if refusal is not None:
+            raise InvalidRequest(f"parameter {refusal}")
+    return Sampling.from_params({name: value for name, value in params.items() if name not in _RULES}), only_vllm
 
 
 def sampling_arguments(
@@ -45,53 +46,35 @@ def sampling_arguments(
     return arguments
 
 
-def _whole(value: Any) -> str | None:
-    return None if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else "a whole number"
+def _token_ids(value: Any) -> bool:
+    return isinstance(value, list) and not any(_TOKEN.lacks(one) for one in value)
 
 
-def _flag(value: Any) -> str | None:
-    return None if isinstance(value, bool) else "true or false"
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
 
 
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) and value else "a text"
+def _token_name(name: str) -> bool:
+    return name.isascii() and name.isdecimal()
 
 
-def _tokens(value: Any) -> str | None:
-    return None if isinstance(value, list) and not any(_whole(one) for one in value) else "a list of token ids"
-
-
-def _texts(value: Any) -> str | None:
-    return None if isinstance(value, list) and not any(_text(one) for one in value) else "a list of texts"
-
-
-def _biases(value: Any) -> str | None:
-    fits = isinstance(value, Mapping) and all(
-        str(token).isdigit() and isinstance(bias, int | float) for token, bias in value.items()
-    )
-    return None if fits else "a table of token ids and numbers"
-
-
-def _table(value: Any) -> str | None:
-    return None if isinstance(value, Mapping) else "a table"
-
-
-def _grammar(value: Any) -> str | None:
-    fits = isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _GRAMMARS
-    return None if fits else f"a table with one of {', '.join(_GRAMMARS)}"
+def _grammar(value: Any) -> bool:
+    return isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _GRAMMARS
 
 
 NOT_SAMPLING = frozenset({"lora", "chat_template_kwargs"})  # they choose the weights and the prompt
-_CHECKS: Mapping[str, Callable[[Any], str | None]] = {
-    "min_tokens": _whole,
-    "ignore_eos": _flag,
-    "stop_token_ids": _tokens,
-    "bad_words": _texts,
-    "allowed_token_ids": _tokens,
-    "logit_bias": _biases,
-    "skip_special_tokens": _flag,
-    "include_stop_str_in_output": _flag,
-    "structured_outputs": _grammar,
-    "chat_template_kwargs": _table,
-    "lora": _text,
+_TOKEN = whole(0, 2**31 - 1)
+_TOKENS = every(_token_ids, "a list of token ids")
+_RULES: Mapping[str, Rule] = {
+    "min_tokens": whole(0, 2**31 - 1),
+    "ignore_eos": FLAG,
+    "stop_token_ids": _TOKENS,
+    "bad_words": every(_texts, "a list of texts, none empty"),
+    "allowed_token_ids": _TOKENS,
+    "logit_bias": table_of(is_number, "a table of token ids and numbers", names=_token_name),
+    "skip_special_tokens": FLAG,
+    "include_stop_str_in_output": FLAG,
+    "structured_outputs": every(_grammar, f"a table with one of {', '.join(_GRAMMARS)}"),
+    "chat_template_kwargs": every(lambda value: isinstance(value, Mapping), "a table"),
+    "lora": TEXT,
 }

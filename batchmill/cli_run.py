@@ -22,7 +22,8 @@ from batchmill_ops.report import read_situation
 from batchmill_ops.up import remedy_here
 from batchmill_ops.waits import nobody_serves, stopped_because
 from batchmill_producers.estimate import estimate
-from batchmill_producers.submit import Submission, submit
+from batchmill_producers.export import check_columns
+from batchmill_producers.submit import Prepared, Submission, prepare, submit
 
 from .completing import job_references
 from .control import resume
@@ -66,8 +67,11 @@ def run_command(
     """
     to = _run_output(output, format, columns, excel_safe=excel_safe, as_json=as_json)
     settings = load_settings()
+    prepared = _prepared(submission, settings)
+    if to is not None:
+        check_columns(to.format, to.columns, prepared.source.columns)
     with attached(settings) as stack:
-        record = _submitted(stack, settings, submission)
+        record = _submitted(stack, settings, submission, prepared)
         report = see_through(stack, settings, record.id, record.public_id)
         finish(stack.database, report, to, as_json=as_json)
 
@@ -82,7 +86,13 @@ def _run_output(
     return None if path is None else output_of(path, format, columns, excel_safe=excel_safe)
 
 
-def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobRecord:
+def _prepared(submission: Submission, settings: Settings) -> Prepared:
+    """What shows with the first row is said before anything is started, so that a mistake leaves nothing behind."""
+    with interruptible_loading(submission.key):
+        return prepare(submission, settings)
+
+
+def _submitted(stack: Stack, settings: Settings, submission: Submission, prepared: Prepared) -> JobRecord:
     """The job, open: a paused one of the same key goes on. An eager one runs and is shown while its data set is read."""
     with (
         doorbell(settings, stack.broker_url) as ring,
@@ -97,7 +107,16 @@ def _submitted(stack: Stack, settings: Settings, submission: Submission) -> JobR
                 _go_on(stack, submission, record)
                 show(record.id)
 
-        record = submit(stack.database, settings, submission, ring=ring, progress=loading, note=say, opened=begun)
+        record = submit(
+            stack.database,
+            settings,
+            submission,
+            ring=ring,
+            progress=loading,
+            note=say,
+            opened=begun,
+            prepared=prepared,
+        )
     if loading.opened is None or loading.opened.loaded:
         _go_on(stack, submission, record)
     _say_skipped(record)
@@ -126,6 +145,7 @@ def submit_command(submission: Submission) -> None:
     running for all jobs, `batchmill resume JOB` does the work of one.
     """
     settings = load_settings()
+    prepared = _prepared(submission, settings)
     with opened(settings, make=True) as database:
         with contextlib.ExitStack() as open_things:
             ring = None if settings.embedded else open_things.enter_context(doorbell(settings))
@@ -136,7 +156,9 @@ def submit_command(submission: Submission) -> None:
                 tell(record.public_id)
                 sys.stdout.flush()  # of an eager job it is wanted before the data set is read
 
-            record = submit(database, settings, submission, ring=ring, progress=loading, note=say, opened=begun)
+            record = submit(
+                database, settings, submission, ring=ring, progress=loading, note=say, opened=begun, prepared=prepared
+            )
         _say_skipped(record)
         situation = read_situation(database, record.id)
     unserved = nobody_serves(situation, remedy_here(settings))

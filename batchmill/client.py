@@ -22,7 +22,7 @@ from batchmill_ops.stack import Stack, attach
 from batchmill_ops.waits import start_a_worker, wait_for_own
 from batchmill_producers.export import Result, stream_results
 from batchmill_producers.retry import retry
-from batchmill_producers.submit import Submission, submit
+from batchmill_producers.submit import Submission, prepare, submit
 
 from .asked import parse_budget, statuses_of
 from .control import cancel, pause, resume
@@ -64,6 +64,7 @@ class Client:
 
     def submit(self, submission: Submission) -> Job:
         """Saves the data set as a job and opens it; with no broker configured, starts workers here. See `submit`."""
+        prepared = prepare(submission, self.settings)  # before anything is started for what is refused
         with self._lock:
             stack = self._attached()
             self._reading += 1
@@ -75,7 +76,7 @@ class Client:
 
         try:
             with doorbell(self.settings, stack.broker_url) as ring:
-                record = submit(self.database, self.settings, submission, ring=ring, opened=open_)
+                record = submit(self.database, self.settings, submission, ring=ring, opened=open_, prepared=prepared)
             self.hold(record.id)
             return Job(self, record)
         except BaseException:

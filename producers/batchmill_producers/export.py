@@ -14,13 +14,13 @@ from batchmill_core.request import RowStatus
 from batchmill_db.session import Database
 
 from .column_types import as_json
-from .export_columns import no_column
-from .export_csv import csv_lines
+from .export_columns import no_column, there_are
+from .export_csv import CSV_COLUMNS, csv_lines
 from .export_openai import openai_line
 from .export_rows import COLUMNS, Result, stream_fields, stream_results
 from .extras import needed_for
 
-__all__ = ["COLUMNS", "FORMATS", "Result", "check_format", "stream_results", "write_results"]
+__all__ = ["COLUMNS", "FORMATS", "Result", "check_columns", "check_format", "stream_results", "write_results"]
 
 _FLUSH_BYTES = 1 << 20
 
@@ -71,6 +71,18 @@ def check_format(format: str, *, excel_safe: bool = False) -> None:
     if format == "parquet":
         with needed_for("Parquet", install="batchmill[parquet]"):
             import_module("pyarrow")
+
+
+def check_columns(format: str, names: Sequence[str] | None, given: Iterable[str]) -> None:
+    """Raises ConfigurationError for a name that neither results have nor the data set, whose first row has ``given``.
+
+    Parquet is not checked: it takes columns that only later rows have.
+    """
+    own = {"jsonl": COLUMNS, "csv": CSV_COLUMNS}.get(format)
+    known = None if own is None else [*own, *given]
+    for name in names or ():
+        if known is not None and name not in known:
+            raise ConfigurationError(f"--columns: there is no column {name!r}; {there_are(name, known)}")
 
 
 def _write_jsonl(export: _Export) -> int:

@@ -16,6 +16,7 @@ from .export_rows import COLUMNS, Result
 
 _TOKEN_COLUMNS = {f"{kind}_tokens": kind for kind in TOKEN_KINDS}
 _RESULT_COLUMNS = (*(c for c in COLUMNS if c not in (INPUT, "usage")), *_TOKEN_COLUMNS)
+CSV_COLUMNS = (*COLUMNS, *_TOKEN_COLUMNS)  # those of results that can be picked
 _CRLF = "\r\n"
 # What a spreadsheet may take for a formula, https://owasp.org/www-community/attacks/CSV_Injection
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")

@@ -78,6 +78,8 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
         columns=source.columns,
         task=task,
     )
+    if not source.skips_bad_rows:
+        prompt.render(source.first_row)
     check_params(submission.params)
     _check_schema(submission.schema, task)
     step = make_step(entry, account)

@@ -105,12 +105,12 @@ class Source:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the first row. Raises as iterating does."""
-        return tuple(self._first_row().input)
+        return tuple(self.first_row.input)
 
     @property
     def task(self) -> TaskKind | None:
         """What an OpenAI batch file asks for; None when rows are data, which need a prompt."""
-        request = self._first_row().request
+        request = self.first_row.request
         return None if request is None else request.task
 
     @property
@@ -140,9 +140,11 @@ class Source:
     @property
     def first_input(self) -> Mapping[str, Any]:
         """The first row as its source gave it. Raises as iterating does, if no row was read yet."""
-        return self._first_row().input
+        return self.first_row.input
 
-    def _first_row(self) -> Row:
+    @property
+    def first_row(self) -> Row:
+        """The first row. Raises as iterating does, if no row was read yet."""
         if self._first is None:
             rows = iter(self)
             self._first = next(rows)

@@ -55,12 +55,14 @@ def submit(
     progress: Callable[[int], None] | None = None,
     note: Callable[[str], None] | None = None,
     opened: Callable[[JobRecord], None] | None = None,
+    prepared: Prepared | None = None,
 ) -> JobRecord:
     """Saves the whole data set as a job and opens it; answers the job.
 
     ``ring`` publishes a chunk to the broker; what it cannot publish the dispatcher does. ``progress`` is told how many
     rows are saved, ``note`` what the user should know though nothing is wrong, ``opened`` of the job once workers may
-    begin with it: at the end, or with the first rows of an eager submission, and then by another thread.
+    begin with it: at the end, or with the first rows of an eager submission, and then by another thread. ``prepared`` is what `prepare` made of this submission,
+    for callers that start something only when it is well.
 
     With a key this is idempotent: the same submission answers the job that is there, a loader that died is gone on with.
     Raises SourceError, PromptError or ConfigurationError when the data set or what is asked is wrong: no job is left
@@ -70,9 +72,9 @@ def submit(
     told = Told(ring=ring, progress=progress, opened=opened)
     known = _known(database, submission)
     if known is not None and not _is_unread(known):
-        _check_same_data(database, settings, submission, known)
+        _check_same_data(database, submission, known, lambda: prepared or prepare(submission, settings))
         return known
-    prepared = prepare(submission, settings)
+    prepared = prepared or prepare(submission, settings)
     for sentence in prepared.notes:
         if note is not None:
             note(sentence)
@@ -113,7 +115,9 @@ def _known(database: Database, submission: Submission) -> JobRecord | None:
     return known
 
 
-def _check_same_data(database: Database, settings: Settings, submission: Submission, known: JobRecord) -> None:
+def _check_same_data(
+    database: Database, submission: Submission, known: JobRecord, prepared: Callable[[], Prepared]
+) -> None:
     """Raises OtherData when the data set is not the one that the job was made of. Files not touched since are."""
     files = print_of(submission.dataset)
     if not known.loaded or (files is not None and files == known.submission.get("files")):
@@ -122,7 +126,7 @@ def _check_same_data(database: Database, settings: Settings, submission: Submiss
         saved = SavedRows(loading.saved_from(conn, known.id, 0), job=named(known))
     waiting: list[PackedRow] = []
     met = 0
-    for row in _packed(prepare(submission, settings)):
+    for row in _packed(prepared()):
         if not saved:
             raise saved.more(met)
         waiting.append(row)

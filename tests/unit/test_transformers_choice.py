@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; make test installs it")
 
-from batchmill_workers.gpu.transformers_choice import Choice, Chooser, choose  # noqa: E402
+from batchmill_workers.gpu.transformers_choice import Choice, Chooser, Choosing  # noqa: E402
 
 LIKELY = [0.5, 0.3, 0.15, 0.05]
 LOGITS = torch.tensor(LIKELY).log()
@@ -19,6 +20,11 @@ DRAWS = 400
 
 def chooser(*, prompt: tuple[int, ...] = (), answer: tuple[int, ...] = (), seed: int = 1, **settings: Any) -> Chooser:
     return Chooser(choice=Choice(**settings), prompt=prompt, answer=answer, random=random.Random(seed))
+
+
+def choose(logits: torch.Tensor, rows: list[Chooser]) -> list[int]:
+    tokens: list[int] = Choosing(rows, logits.device).choose(logits).tolist()
+    return tokens
 
 
 def drawn(**settings: Any) -> Counter[int]:
@@ -69,6 +75,69 @@ def test_a_seed_draws_the_same_whatever_else_is_in_the_batch() -> None:
     ]
 
 
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.8},
+    {"temperature": 0.8, "min_p": 0.02},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 7},
+    {"temperature": 0.9, "top_p": 0.7, "min_p": 0.01},
+    {"temperature": 1.5, "top_p": 0.999},  # more tokens than are looked at first
+    {},
+)
+
+
+class Fixed(random.Random):
+    """Always the same number."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = number
+
+    def random(self) -> float:
+        return self.number
+
+
+def expected(logits: list[float], number: float, choice: Choice) -> int:
+    """The token that one row draws, worked out one token at a time."""
+    if choice.temperature == 0:
+        return max(range(len(logits)), key=lambda token: logits[token])
+    weights = {token: math.exp(one / choice.temperature) for token, one in enumerate(logits)}
+    ranked = sorted(weights, key=lambda token: -weights[token])[: choice.top_k or len(logits)]
+    whole, before, kept = sum(weights[token] for token in ranked), 0.0, set()
+    for token in ranked:
+        if before < choice.top_p and weights[token] >= choice.min_p * weights[ranked[0]]:
+            kept.add(token)
+        before += weights[token] / whole
+    order = ranked if choice.top_k or choice.top_p < 1 else range(len(logits))
+    left = number * sum(weights[token] for token in kept)
+    for token in (one for one in order if one in kept):
+        left -= weights[token]
+        if left < 0:
+            return token
+    raise AssertionError("the number is 1 or more")
+
+
+@pytest.mark.parametrize("number", [0.0, 0.31, 0.72, 0.95])
+def test_each_kind_of_choice_draws_what_the_definition_says_alone_or_among_all_others(number: float) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(len(KINDS), 3000) * 2
+    rows = [Chooser(choice=Choice(**kind), prompt=(), answer=(), random=Fixed(number)) for kind in KINDS]
+    wanted = [expected(one.tolist(), number, row.choice) for one, row in zip(logits, rows, strict=True)]
+
+    assert choose(logits, rows) == wanted
+    assert [choose(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_token_that_is_forbidden_is_never_drawn(kind: dict[str, Any]) -> None:
+    """Not even by the number below 1 that is 1 in single precision."""
+    logits = torch.randn(1, 3000)
+    logits[:, ::2] = logits[:, 2500:] = float("-inf")
+    row = Chooser(choice=Choice(**kind), prompt=(), answer=(), random=Fixed(1 - 2**-53))
+
+    assert logits[0, choose(logits, [row])[0]] > float("-inf")
+
+
 def test_rows_with_different_parameters_share_a_batch() -> None:
     rows = [chooser(), chooser(temperature=1.0, top_k=1), chooser(answer=(0,), frequency_penalty=2.0)]
 
@@ -87,6 +156,21 @@ def test_presence_counts_once_and_frequency_each_time() -> None:
 
     assert choose(logits, [chooser(answer=(0, 0, 0), presence_penalty=0.9)]) == [0]
     assert choose(logits, [chooser(answer=(0, 0, 0), frequency_penalty=0.9)]) == [1]
+
+
+def test_what_a_row_has_said_since_its_batch_began_is_penalized_as_if_it_had_been_asked_with_it() -> None:
+    torch.manual_seed(4)
+    steps = torch.randn(6, 3, 12)
+    settings = ({"repetition_penalty": 1.7}, {}, {"frequency_penalty": 0.4, "presence_penalty": 0.6})
+    rows = [chooser(prompt=(0, 3), **one) for one in settings]
+    choosing = Choosing(rows, steps.device)
+    said: list[tuple[int, ...]] = [(), (), ()]
+    for logits in steps:
+        anew = [chooser(prompt=(0, 3), answer=s, **one) for s, one in zip(said, settings, strict=True)]
+        chosen = choosing.choose(logits).tolist()
+
+        assert chosen == choose(logits, anew)
+        said = [(*before, token) for before, token in zip(said, chosen, strict=True)]
 
 
 def test_choosing_leaves_the_logits_as_they_are() -> None:

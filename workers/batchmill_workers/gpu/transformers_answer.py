@@ -18,8 +18,8 @@ _TAIL_TOKENS = 8
 class Guide(Protocol):
     """What a schema allows next, see ``transformers_guided``."""
 
-    def allow(self, logits: Any) -> None:
-        """Forbids, in place, every token of this row's logits that the schema does not allow."""
+    def fill(self, allowed: Any, row: int) -> bool:
+        """Clears in this row of a table of bits (int32, a bit a token) what the schema forbids; False: nothing."""
 
     def accept(self, token: int) -> bool:
         """Notes a token; True when the answer is complete."""

@@ -9,6 +9,11 @@ from typing import Any
 
 import torch
 
+from batchmill_workers.gpu.transformers_penalties import Penalties
+
+_ALL = 1 << 30  # more than any vocabulary has tokens
+_LIKELIEST = 1024  # tokens that are looked at first for top-p
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -58,55 +63,130 @@ class Chooser:
     random: random.Random
 
 
-def choose(logits: torch.Tensor, rows: Sequence[Chooser]) -> list[int]:
-    """The next token of each row of ``logits`` (rows, vocabulary).
-
-    Order as in Hugging Face's and vLLM's samplers: penalties, temperature, top-k, top-p, min-p.
+class Choosing:
+    """The rows of one batch. What they were asked lies on the device, and no row is handled by itself there: a step
+    takes as many calls of the device for many rows as for few, and waits for none of them.
     """
-    logits = logits.float()
-    if any(row.choice.penalizes for row in rows):
-        logits = logits.clone()
-        for i, row in enumerate(rows):
-            if row.choice.penalizes:
-                _penalize(logits[i], row)
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+
+    def __init__(self, rows: Sequence[Chooser], device: Any) -> None:
+        self._rows = list(rows)
+        self._groups = _groups(self._rows, device)
+        self._penalties: Penalties | None = None
+        self._penalized = [i for i, row in enumerate(self._rows) if row.choice.penalizes]
+
+    def choose(self, logits: torch.Tensor) -> torch.Tensor:
+        """The next token of each row of ``logits`` (rows, vocabulary), on their device.
+
+        Order as in Hugging Face's and vLLM's samplers: penalties, temperature, top-k, top-p, min-p. For a row that
+        penalizes, its tokens count as said in its answer from then on.
+        """
+        logits = logits.float()
+        if self._penalized:
+            if self._penalties is None:
+                self._penalties = Penalties(self._rows, self._penalized, logits)
+            logits = self._penalties.of(logits)
+        tokens = self._tokens(logits)
+        if self._penalties is not None:
+            self._penalties.note(tokens)
+        return tokens
+
+    def _tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        if len(self._groups) == 1 and self._groups[0].index is None:
+            (group,) = self._groups
+            return group.draw(logits, moved(self._numbers(group), logits.device))
+        tokens = logits.argmax(dim=-1)
+        if self._groups:
+            numbers = moved([one for group in self._groups for one in self._numbers(group)], logits.device)
+            parts = numbers.split([len(group.rows) for group in self._groups])
+            for group, part in zip(self._groups, parts, strict=True):
+                tokens[group.index] = group.draw(logits[group.index], part)
+        return tokens
+
+    def _numbers(self, group: _Group) -> list[float]:
+        return [self._rows[i].random.random() for i in group.rows]
+
+
+def moved(values: Sequence[float], device: Any) -> torch.Tensor:
+    """A row of numbers on the device, without waiting for what it computes just now."""
+    made = torch.tensor(values, dtype=torch.float32)
+    return made if made.device == device else made.pin_memory().to(device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """Rows that draw in the same way: from the whole vocabulary as it lies there, or sorted from the likeliest on, of
+    which ``most`` are enough for their top-k (0: they have none).
+
+    ``index`` None: they are all rows of the batch. Which rows are in a group changes nothing for one of them.
+    """
+
+    rows: Sequence[int]
+    index: torch.Tensor | None
+    sorts: bool
+    most: int
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+
+    def draw(self, logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        """One token per row, by inverting the cumulated probabilities of what top-k, top-p and min-p leave."""
+        scaled = logits / self.temperature
+        if not self.sorts:
+            likely = scaled.softmax(dim=-1)
+            return _inverted(likely.masked_fill(likely < likely.amax(-1, keepdim=True) * self.min_p, 0.0), numbers)
+        likely, tokens = self._of_top_k(scaled) if self.most else self._of_top_p(scaled.softmax(dim=-1))
+        keeps = likely.cumsum(dim=-1) - likely < self.top_p
+        keeps &= likely >= likely[:, :1] * self.min_p
+        keeps[:, 0] = True
+        drawn = _inverted(likely.masked_fill(~keeps, 0.0), numbers)
+        return tokens.gather(1, drawn[:, None])[:, 0]
+
+    def _of_top_k(self, scaled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ordered, tokens = scaled.topk(min(self.most, scaled.shape[-1]), dim=-1)
+        rank = torch.arange(ordered.shape[-1], device=scaled.device)[None]
+        return ordered.masked_fill(rank >= self.top_k, float("-inf")).softmax(dim=-1), tokens
+
+    def _of_top_p(self, likely: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sorting a whole vocabulary is the dearest step of all, and hardly ever needed: the likeliest tokens mostly
+        hold all that top-p leaves.
+        """
+        first, tokens = likely.topk(min(_LIKELIEST, likely.shape[-1]), dim=-1)
+        if first.shape[-1] < likely.shape[-1] and bool((first.sum(dim=-1, keepdim=True) < self.top_p).any()):
+            first, tokens = likely.sort(dim=-1, descending=True, stable=True)
+        return first, tokens
+
+
+def _inverted(likely: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Where each row's cumulated weights pass its number's share of them; never at a weight of nothing."""
+    total = likely.cumsum(dim=-1)
+    at = total[:, -1:] * numbers[:, None]
+    drawn = torch.searchsorted(total, at, right=True).clamp(max=likely.shape[-1] - 1)
+    return torch.where(likely.gather(1, drawn) > 0, drawn, likely.argmax(dim=-1, keepdim=True))[:, 0]
+
+
+def _groups(rows: Sequence[Chooser], device: Any) -> list[_Group]:
     sampled = [i for i, row in enumerate(rows) if row.choice.temperature > 0]
-    if sampled:
-        drawn = _draw(logits[sampled] if len(sampled) < len(rows) else logits, [rows[i] for i in sampled])
-        for i, token in zip(sampled, drawn, strict=True):
-            tokens[i] = token
-    return tokens
+    kinds: dict[str, list[int]] = {}
+    for i in sampled:
+        choice = rows[i].choice
+        kinds.setdefault("top_k" if choice.top_k else "top_p" if choice.top_p < 1 else "all", []).append(i)
+    return [_group(kind, members, rows, device) for kind, members in kinds.items()]
 
 
-def _penalize(logits: torch.Tensor, row: Chooser) -> None:
-    """In place. Repetition as in the CTRL paper (arXiv:1909.05858), over prompt and answer; the others as OpenAI's."""
-    choice = row.choice
-    if choice.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*row.prompt, *row.answer}), device=logits.device)
-        values = logits[seen]
-        logits[seen] = torch.where(values < 0, values * choice.repetition_penalty, values / choice.repetition_penalty)
-    if row.answer and (choice.frequency_penalty or choice.presence_penalty):
-        tokens, counts = torch.tensor(row.answer, device=logits.device).unique(return_counts=True)
-        logits[tokens] -= choice.frequency_penalty * counts + choice.presence_penalty
-
-
-def _draw(logits: torch.Tensor, rows: Sequence[Chooser]) -> list[int]:
-    """One token per row, by inverting the cumulated probabilities of what top-k, top-p and min-p leave."""
+def _group(kind: str, members: Sequence[int], rows: Sequence[Chooser], device: Any) -> _Group:
+    choices = [rows[i].choice for i in members]
 
     def column(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, device=logits.device, dtype=torch.float32)[:, None]
+        return torch.tensor(values, device=device, dtype=torch.float32)[:, None]
 
-    choices = [row.choice for row in rows]
-    scaled = logits / column([max(one.temperature, 1e-4) for one in choices])
-    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(ordered.shape[-1], device=logits.device)[None]
-    ordered = ordered.masked_fill(rank >= column([one.top_k or ordered.shape[-1] for one in choices]), float("-inf"))
-    likely = ordered.softmax(dim=-1)
-    before = likely.cumsum(dim=-1) - likely
-    keeps = before < column([one.top_p for one in choices])
-    keeps &= likely >= likely[:, :1] * column([one.min_p for one in choices])
-    keeps[:, 0] = True
-    total = likely.masked_fill(~keeps, 0.0).cumsum(dim=-1)
-    at = total[:, -1:] * column([row.random.random() for row in rows])
-    drawn = torch.minimum((total <= at).sum(dim=-1, keepdim=True), keeps.sum(dim=-1, keepdim=True) - 1)
-    return [int(token) for token in tokens.gather(1, drawn)[:, 0].tolist()]
+    return _Group(
+        rows=members,
+        index=None if len(members) == len(rows) else torch.tensor(members, device=device),
+        sorts=kind != "all",
+        most=max(one.top_k for one in choices),
+        temperature=column([max(one.temperature, 1e-4) for one in choices]),
+        top_k=column([one.top_k or _ALL for one in choices]),
+        top_p=column([one.top_p for one in choices]),
+        min_p=column([one.min_p for one in choices]),
+    )

@@ -15,7 +15,8 @@ import torch
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.transformers_answer import Answer, Decode, Prompt
-from batchmill_workers.gpu.transformers_choice import choose
+from batchmill_workers.gpu.transformers_choice import Choosing
+from batchmill_workers.gpu.transformers_guided import held
 from batchmill_workers.gpu.transformers_work import Answered
 
 _LEAVE_SHARE = 8  # rows that are done are taken out of the cache when they are one of so many: each time copies it
@@ -57,6 +58,7 @@ class DecodingRun:
         prompts = [answer.prompt.tokens for answer in self._answers]
         self._tokens, self._mask = left_padded(prompts, decoder.pad, decoder.model.device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
+        self._choosing = self._chooses()
         self._dropped: frozenset[int] = frozenset()
 
     @property
@@ -69,24 +71,31 @@ class DecodingRun:
     def step(self, answered: Answered) -> None:
         """One token more for each row. The first step reads the prompts."""
         logits, self._cache = self._decoder.forward(self._tokens, self._mask, self._positions, self._cache)
-        chosen = self._choose(logits)
-        now_ns = time.monotonic_ns()
-        for item, answer, token in zip(self._items, self._answers, chosen, strict=True):
-            if self._runs(item, answer) and answer.add(token, now_ns, self._decoder.decode):
-                answered(item, answer.fields(self._decoder.decode))
-        self._tokens = self._tokens.new_tensor(chosen)[:, None]
+        chosen = self._choosing.choose(self._held(logits.to(self._tokens.device)))
+        self._tokens = chosen[:, None]
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(chosen), 1))], dim=-1)
         self._positions = self._positions[:, -1:] + 1
+        tokens = chosen.tolist()  # the one time in a step that it waits for the device
+        now_ns = time.monotonic_ns()
+        for item, answer, token in zip(self._items, self._answers, tokens, strict=True):
+            if self._runs(item, answer) and answer.add(token, now_ns, self._decoder.decode):
+                answered(item, answer.fields(self._decoder.decode))
         self._leave()
 
     def _runs(self, item: Item, answer: Answer) -> bool:
         return answer.finish_reason is None and item.number not in self._dropped
 
-    def _choose(self, logits: Any) -> list[int]:
-        for i, answer in enumerate(self._answers):
-            if answer.guide is not None and answer.finish_reason is None:
-                answer.guide.allow(logits[i])
-        return choose(logits, [answer.chooser for answer in self._answers])
+    def _chooses(self) -> Choosing:
+        return Choosing([answer.chooser for answer in self._answers], self._decoder.model.device)
+
+    def _held(self, logits: Any) -> Any:
+        """The logits without what schemas do not allow."""
+        guides = {
+            i: answer.guide
+            for i, answer in enumerate(self._answers)
+            if answer.guide is not None and answer.finish_reason is None
+        }
+        return held(logits, guides) if guides else logits
 
     def _leave(self) -> None:
         """Takes rows that are done out of the batch, once they are enough of it."""
@@ -99,6 +108,7 @@ class DecodingRun:
         self._tokens, self._mask, self._positions = (x[index] for x in (self._tokens, self._mask, self._positions))
         self._items = [self._items[i] for i in keep]
         self._answers = [self._answers[i] for i in keep]
+        self._choosing = self._chooses()
 
 
 def _prompt(item: Item) -> Prompt:

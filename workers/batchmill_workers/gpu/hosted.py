@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +22,7 @@ from batchmill_core.errors import (
 from batchmill_core.request import Completion, Request
 from batchmill_core.usage import Usage
 
+from .call_times import CallTimes
 from .context import context_tokens
 from .engine_process import EngineProcess, ProcessLost
 from .frames import Frame
@@ -99,22 +98,22 @@ class HostedEngine:
         """Answers one request; see ``Engine.complete``."""
         message = self.message(request)
         await self._ensure_process()
-        run = _Run(self.meter)
+        times = CallTimes(self.meter)
         self._asked += 1
         try:
-            with run.metered():
-                last = await self._process.call(message, run.note)
+            with times.running():
+                last = await self._process.call(message, lambda _: times.charge())  # the row is in the batch now
         except ProcessLost as error:
             raise EngineLost(
-                f"model {self.model.name}: {error}", device_ns=run.device_ns, latency_ms=run.latency_ms
+                f"model {self.model.name}: {error}", device_ns=times.device_ns, latency_ms=times.latency_ms
             ) from error
         except TypeError as error:
             raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from error
         finally:
             self._asked -= 1
         if "error" in last:
-            raise self._error(last["error"], run)
-        return self._completion(last, run)
+            raise self._error(last["error"], times)
+        return self._completion(last, times)
 
     async def close(self) -> None:
         """Ends the process; calls in flight raise EngineLost. Idempotent."""
@@ -163,15 +162,15 @@ class HostedEngine:
             except ProcessLost as error:
                 raise EngineDown(f"model {self.model.name} cannot be loaded again: {error}") from error
 
-    def _error(self, error: Frame, run: _Run) -> CallError:
+    def _error(self, error: Frame, times: CallTimes) -> CallError:
         kind = _ERRORS.get(error["kind"], EngineFailed)
         return kind(
             f"model {self.model.name}: {error['message']}",
-            device_ns=run.device_ns,
-            latency_ms=run.latency_ms,
+            device_ns=times.device_ns,
+            latency_ms=times.latency_ms,
         )
 
-    def _completion(self, last: Frame, run: _Run) -> Completion:
+    def _completion(self, last: Frame, times: CallTimes) -> Completion:
         usage = Usage(
             input=last["input_tokens"],
             cached_input=last.get("cached_tokens", 0),
@@ -181,40 +180,8 @@ class HostedEngine:
         return Completion(
             **self.answer(last),
             usage=usage,
-            latency_ms=run.latency_ms,
-            ttft_ms=run.ms_until(last.get("first_token_ns")),
+            latency_ms=times.latency_ms,
+            ttft_ms=times.ms_until(last.get("first_token_ns")),
             model=self.model.upstream,
-            device_ns=run.device_ns,
+            device_ns=times.device_ns,
         )
-
-
-class _Run:
-    """The times of one call. The device is charged from when the process took the row into its batch."""
-
-    def __init__(self, meter: DeviceMeter) -> None:
-        self._meter = meter
-        self._token: int | None = None
-        self._began_ns = self._ended_ns = time.monotonic_ns()
-        self.device_ns: int | None = None
-
-    @contextmanager
-    def metered(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            self._ended_ns = time.monotonic_ns()
-            if self._token is not None:
-                self.device_ns = self._meter.stop(self._token)
-
-    def note(self, _message: Frame) -> None:
-        """Any message before the last says that the row is in the batch now."""
-        if self._token is None:
-            self._token = self._meter.start()
-
-    @property
-    def latency_ms(self) -> int:
-        return (self._ended_ns - self._began_ns) // 1_000_000
-
-    def ms_until(self, moment_ns: int | None) -> int | None:
-        """Milliseconds from the start to a moment of the same host's monotonic clock."""
-        return None if moment_ns is None else max(0, moment_ns - self._began_ns) // 1_000_000

@@ -1,33 +1,23 @@
-"""One life of a server: from its command to its readiness, the calls sent to it, and how it was lost."""
+"""One life of a server: from its command to its readiness, the calls sent to it, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from batchmill_core.catalog import Account
-from batchmill_core.errors import (
-    CallError,
-    CallState,
-    CallTimeout,
-    ConnectionLost,
-    EngineLost,
-    MalformedResponse,
-    Overloaded,
-    Unavailable,
-    Unreachable,
-)
+from batchmill_core.errors import CallError
 from batchmill_core.request import Completion, Request
 from batchmill_workers.api.engine import ApiEngine
 
-from .meter import DeviceMeter
+from .call_times import CallTimes
 from .server_greeting import Greeter
+from .server_judge import NotSent, ServerJudge
 from .server_process import ServerLost, ServerProcess, wait_unless_lost
-from .server_pulse import Pulse
 from .server_ready import ReadyCheck, Served
 
 log = logging.getLogger(__name__)
@@ -35,13 +25,7 @@ log = logging.getLogger(__name__)
 HOST = "127.0.0.1"
 _FOR_EVER = float("inf")
 _ASK_FIRST_S, _ASK_MOST_S = 0.05, 1.0
-_NEWS_S = 1.0  # how long after a broken connection the end of its process may become known
 _SICK_GRACE_S = 1.0
-_BROKEN = (ConnectionLost, MalformedResponse, Unreachable)
-
-
-class NotSent(Exception):
-    """The server was lost before this call was sent: it may be sent to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,29 +40,6 @@ class LifeTerms:
     call_timeout_s: float  # from when a call is sent
     start_timeout_s: float
     warm_up: bool
-
-
-class Sent:
-    """The times of one call. The device is charged from when the call was sent."""
-
-    def __init__(self, meter: DeviceMeter) -> None:
-        self._meter = meter
-        self._token: int | None = None
-        self._at_ns = 0
-        self.at_s: float | None = None
-        self.device_ns: int | None = None
-
-    @contextmanager
-    def metered(self) -> Iterator[None]:
-        self._token, self._at_ns, self.at_s = self._meter.start(), time.monotonic_ns(), time.monotonic()
-        try:
-            yield
-        finally:
-            self.device_ns = self._meter.stop(self._token)
-
-    @property
-    def latency_ms(self) -> int:
-        return (time.monotonic_ns() - self._at_ns) // 1_000_000 if self.at_s is not None else 0
 
 
 class ServerLife:
@@ -101,11 +62,16 @@ class ServerLife:
         self._check = ReadyCheck(root, ready_path=terms.ready_path, base_path=terms.base_path)
         self._api = ApiEngine(account, lambda: None)
         self._greeter = Greeter(self._api, self.over, upstream=terms.upstream)
-        self._pulse = Pulse()
+        self._judge = ServerJudge(
+            model=terms.model,
+            call_timeout_s=terms.call_timeout_s,
+            over=self.over,
+            check=self._check,
+            greeter=self._greeter,
+            give_up=self._give_up,
+        )
         self._calls: set[asyncio.Timeout] = set()
         self._sick = False
-        self._look: asyncio.Task[str | None] | None = None
-        self._visit: asyncio.Task[None] | None = None
         process.ended.add_done_callback(lambda ended: None if ended.cancelled() else self._lose(ended.result()))
 
     @property
@@ -140,26 +106,28 @@ class ServerLife:
     @property
     def has_answered(self) -> bool:
         """Whether it has answered a row."""
-        return self._pulse.has_answered
+        return self._judge.has_answered
 
-    async def call(self, request: Request, sent: Sent) -> Completion:
+    async def call(self, request: Request, times: CallTimes) -> Completion:
         """Answers one request by the API wing's way: its line, its limit in flight, its translation of answers.
 
-        Raises NotSent, EngineLost when the server was lost with the call in it, or the CallError that it answered.
+        The device is charged from when it is sent. Raises NotSent, EngineLost when the server was lost with the call
+        in it, or the CallError that it answered.
         """
         if self.over.done():
             raise NotSent
         try:
             async with self._cutting_off() as cutoff, self._api.quota.admit(request.model, max_wait_s=_FOR_EVER):
-                with sent.metered():
-                    self._pulse.sent(time.monotonic())
+                with times.running():
+                    times.charge()
+                    self._judge.sent()
                     cutoff.reschedule(asyncio.get_running_loop().time() + self._terms.call_timeout_s)
                     completion = await self._api.complete(request)
         except TimeoutError:
-            raise await self._cut_off(sent) from None
+            raise await self._judge.cut_off(times) from None
         except CallError as error:
-            raise await self._judged(error, sent) from error.__cause__
-        self._pulse.answered(time.monotonic())
+            raise await self._judge.failed(error, times) from error.__cause__
+        self._judge.answered()
         return completion
 
     @asynccontextmanager
@@ -171,56 +139,6 @@ class ServerLife:
                 yield cutoff
             finally:
                 self._calls.discard(cutoff)
-
-    async def _cut_off(self, sent: Sent) -> Exception:
-        timeout_s = self._terms.call_timeout_s
-        if sent.at_s is None:
-            return NotSent()
-        if not self.over.done() and await self._hangs(sent.at_s):
-            self._give_up(
-                f"the server hangs: it answered nothing for {timeout_s:g} s (if its answers take that long, raise timeout_s)"
-            )
-        if self.over.done():
-            return self._lost(sent)
-        message = f"the server did not answer within {timeout_s:g} s"
-        return CallTimeout(message, latency_ms=sent.latency_ms, device_ns=sent.device_ns)
-
-    async def _hangs(self, sent_at_s: float) -> bool:
-        if not self._pulse.silent_since(sent_at_s):
-            return False
-        if self._pulse.in_vain_s(time.monotonic()) >= 2 * self._terms.call_timeout_s:
-            return True
-        if self._look is None or self._look.done():  # one look for all calls that are cut off together
-            self._look = asyncio.create_task(asyncio.to_thread(self._check.why_not))
-        return await asyncio.shield(self._look) is not None
-
-    async def _judged(self, error: CallError, sent: Sent) -> Exception:
-        """What a call's failure means, now that this host's process can be looked at."""
-        if error.http_status is not None:
-            own = isinstance(error, Unavailable) and not isinstance(error, Overloaded)
-            self._pulse.answered(time.monotonic(), fault=own)
-            if self._pulse.only_faults and (self._visit is None or self._visit.done()):
-                self._visit = asyncio.create_task(self._visit_it())
-        elif isinstance(error, _BROKEN):
-            await asyncio.wait([self.over], timeout=_NEWS_S)
-            if not self.over.done() and isinstance(error, Unreachable) and self._pulse.unreachable(time.monotonic()):
-                self._give_up(f"the server's process runs, but takes no connections: {error.message}")
-            if self.over.done():
-                return NotSent() if error.call_state is CallState.VOID else self._lost(sent)
-        if error.call_state is not CallState.VOID:  # else it was refused before the device did anything
-            error.device_ns = sent.device_ns
-        return error
-
-    async def _visit_it(self) -> None:
-        """A server that answers nothing but faults of its own is ended when it fails at what it once could, too."""
-        if await self._greeter.is_well(timeout_s=self._terms.call_timeout_s):
-            self._pulse.is_well()
-        else:
-            self._give_up("the server answers nothing but errors, even to what it once answered well")
-
-    def _lost(self, sent: Sent) -> EngineLost:
-        message = f"model {self._terms.model}: {self.over.result()}"
-        return EngineLost(message, device_ns=sent.device_ns, latency_ms=sent.latency_ms)
 
     # its end
 
@@ -240,8 +158,6 @@ class ServerLife:
     async def end(self, *, grace_s: float, number: int) -> None:
         """Ends the server; calls still in flight raise EngineLost. Idempotent."""
         self._lose("the engine is closed")
-        if self._visit is not None:
-            self._visit.cancel()
-            await asyncio.gather(self._visit, return_exceptions=True)
+        await self._judge.close()
         await self._process.stop(grace_s=_SICK_GRACE_S if self._sick else grace_s, number=number)
         await self._api.close()

@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from batchmill_workers.gpu import sampler_cpu
-from batchmill_workers.gpu.sampler import reader_for
 from batchmill_workers.gpu.sampler_cpu import CpuReader
+from batchmill_workers.gpu.sampler_reader import reader_for
 
 
 def test_the_processor_tells_its_use_and_memory() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from batchmill_db.samples import DeviceReading
 from batchmill_workers.gpu import sampler_nvml
-from batchmill_workers.gpu.sampler import reader_for
 from batchmill_workers.gpu.sampler_nvml import NvmlReader, throttles
+from batchmill_workers.gpu.sampler_reader import reader_for
 from tests.fake_nvml import FakeNvml
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import socket
 import threading
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from batchmill_core.engine import Engine, Observable
 from batchmill_core.settings import Settings
@@ -20,10 +18,8 @@ from batchmill_db import chunks, samples
 from batchmill_db.samples import DeviceReading, EngineReading
 from batchmill_db.session import Connection, Database, DatabaseError
 
-from .devices import CPU
-from .sampler_cpu import CpuReader
 from .sampler_engine import EngineWatch
-from .sampler_nvml import NvmlReader
+from .sampler_reader import Reader, reader_for
 
 log = logging.getLogger(__name__)
 
@@ -32,29 +28,6 @@ PRUNE_EVERY_S = 600.0
 _LEAST_LOOK_S = 0.05
 _PATIENCE_S = 1.0
 _MS_PER_DAY = 86_400_000
-
-
-class Reader(Protocol):
-    """Reads devices. It never raises: a figure that cannot be had is None."""
-
-    @property
-    def devices(self) -> Sequence[str]: ...
-
-    def peek(self) -> None:
-        """Called each second between two samples."""
-
-    def read(self) -> list[DeviceReading]: ...
-
-    def close(self) -> None: ...
-
-
-def reader_for(device: str, environment: Mapping[str, str] | None = None) -> Reader:
-    """The reader of an engine's device (``cpu``, ``cuda:0``) in a process that is pinned by its environment."""
-    if device.lower() == CPU:
-        return CpuReader()
-    pinned = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES", "")
-    names = [one.strip() for one in pinned.split(",") if one.strip()]
-    return NvmlReader(names or [device.partition(":")[2] or "0"])
 
 
 class Sampler:

@@ -15,7 +15,7 @@ import pytest
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError
 from batchmill_workers.gpu import fit
-from batchmill_workers.gpu.device_memory import DeviceMemory, host_memory, parse_parts
+from batchmill_workers.gpu.device_memory import DeviceMemory, parse_parts
 from batchmill_workers.gpu.model_memory import Needs, cache_of_config, cache_of_gguf, needs_of, weights_bytes
 from batchmill_workers.gpu.sources import resolve_source
 from tests.conformance.engine_host import SMOLLM2
@@ -182,24 +182,6 @@ def test_a_model_over_two_devices_needs_half_of_itself_on_each() -> None:
 
 def test_the_parts_of_a_divided_gpu_have_memory_of_their_own() -> None:
     assert parse_parts(MIG_XML) == {"0.1": (20096 * MIB, 20070 * MIB)}
-
-
-def test_a_containers_limit_counts_before_the_hosts_memory(tmp_path: Path) -> None:
-    for name, text in {
-        "proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 6000 kB\n",
-        "proc/self/cgroup": "0::/a/b\n",
-        "sys/fs/cgroup/a/memory.max": "4096000",
-        "sys/fs/cgroup/a/memory.current": "3072000",
-        "sys/fs/cgroup/a/memory.stat": "inactive_file 1024000\n",
-        "sys/fs/cgroup/a/b/memory.max": "max",
-        "sys/fs/cgroup/a/b/memory.current": "10",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    memory = host_memory(tmp_path)
-
-    assert memory is not None
-    assert (memory.name, memory.total_bytes, memory.free_bytes) == ("this container", 4096000, 2048000)
 
 
 LOAD = """

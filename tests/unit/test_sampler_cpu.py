@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -31,30 +33,31 @@ def test_only_the_cores_that_this_process_may_use_count(monkeypatch: pytest.Monk
     assert CpuReader().read()[0].use_percent == 30.0
 
 
-def test_memory_is_that_of_the_container_where_it_has_a_limit(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    group = tmp_path_factory.mktemp("cgroup")
-    (group / "memory.current").write_text("900\n")
-    (group / "memory.stat").write_text("anon 500\ninactive_file 300\n")
-    monkeypatch.setattr(sampler_cpu, "_CGROUP", group)
-    monkeypatch.setattr(sampler_cpu, "usable_memory_mib", lambda: 64)
+def test_memory_is_that_of_the_container_where_it_has_a_limit(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 6000 kB\n",
+        "sys/fs/cgroup/memory.max": "4096000\n",
+        "sys/fs/cgroup/memory.current": "900000\n",
+        "sys/fs/cgroup/memory.stat": "anon 500\ninactive_file 300000\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
 
-    (reading,) = CpuReader().read()
+    (reading,) = CpuReader(tmp_path).read()
 
-    assert (reading.memory_used_bytes, reading.memory_total_bytes) == (600, 64 << 20)
+    assert (reading.memory_used_bytes, reading.memory_total_bytes) == (600_000, 4_096_000)
 
 
 @pytest.mark.parametrize("fault", [psutil.Error("x"), OSError("x"), NotImplementedError(), RuntimeError("x")])
-def test_what_a_host_does_not_tell_is_none(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_host_does_not_tell_is_none(fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise fault
 
-    for name in ("cpu_percent", "virtual_memory", "cpu_freq"):
+    for name in ("cpu_percent", "cpu_freq"):
         monkeypatch.setattr(psutil, name, refuse)
     monkeypatch.setattr(psutil, "sensors_temperatures", refuse, raising=False)
 
-    (reading,) = CpuReader().read()
+    (reading,) = CpuReader(tmp_path).read()
 
     assert (reading.use_percent, reading.memory_used_bytes) == (None, None)
     assert (reading.temperature_c, reading.clock_mhz) == (None, None)

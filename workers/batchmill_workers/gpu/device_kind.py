@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from batchmill_core.errors import ConfigurationError
 
 from .devices import CPU, Device
+from .host_memory import memory_in_use
 from .listing import available_devices
 
 _MIB_PER_GIB = 1024
@@ -25,7 +25,8 @@ def device_kind(device: str, environment: Mapping[str, str] | None = None) -> st
     Where the driver lists no such device it is ``device`` itself.
     """
     if device.lower() == CPU:
-        return kind_of_processor(usable_memory_mib())
+        memory = memory_in_use()
+        return kind_of_processor(memory.total_bytes >> 20 if memory is not None else 0)
     pinned = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES", "")
     try:
         return kind_of(pinned.split(","), available_devices()) or device
@@ -45,24 +46,5 @@ def kind_of(pinned: Sequence[str], available: Sequence[Device]) -> str:
     return " + ".join(f"{n} x {kind}" if (n := kinds.count(kind)) > 1 else kind for kind in sorted(set(kinds)))
 
 
-def usable_memory_mib(meminfo: Path = Path("/proc/meminfo"), limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Memory that this process may use: the host's, or its container's limit (cgroup v2) where that is less. 0: unknown."""
-    total = 0
-    for line in _read(meminfo).splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemTotal":
-            total = int(rest.split()[0]) // 1024
-    text = _read(limit).strip()
-    bound = int(text) >> 20 if text.isdigit() else total
-    return min(total, bound) if total else bound
-
-
 def _gib(mib: int) -> str:
     return f"{round(mib / _MIB_PER_GIB)} GiB"
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -1,15 +1,12 @@
-"""How much memory a device has free, and which processes hold the rest."""
+"""How much memory GPUs have free, and which processes hold the rest."""
 
 from __future__ import annotations
 
 import csv
-import os
 import re
-import resource
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from batchmill_core.errors import ConfigurationError
 
@@ -106,45 +103,3 @@ def parse_parts(text: str) -> dict[str, tuple[int, int]]:
 def _mib(text: str) -> int | None:
     found = re.match(r"(\d+) MiB", text)
     return int(found[1]) if found else None
-
-
-def host_memory(root: Path = Path("/")) -> DeviceMemory | None:
-    """Of this host, its container or its `ulimit -v`, whichever leaves least; None where the system does not tell."""
-    bounds = [*_of_host(root), *_of_cgroups(root), *_of_limit()]
-    return min(bounds, key=lambda memory: memory.free_bytes, default=None)
-
-
-def _of_host(root: Path) -> Iterator[DeviceMemory]:
-    lines = dict(line.split(":", 1) for line in _read(root / "proc/meminfo").splitlines() if ":" in line)
-    kib = {name: int(rest.split()[0]) for name, rest in lines.items() if rest.split()}
-    if "MemAvailable" in kib:
-        free, total = kib["MemAvailable"] * 1024, kib.get("MemTotal", 0) * 1024
-        yield DeviceMemory(name="this host", total_bytes=total, free_bytes=free)
-
-
-def _of_cgroups(root: Path) -> Iterator[DeviceMemory]:
-    """Of this process's control group and those above it (cgroup v2); pages of files that can be dropped count as free."""
-    own = next((line[3:] for line in _read(root / "proc/self/cgroup").splitlines() if line.startswith("0::")), "/")
-    base = root / "sys/fs/cgroup"
-    folder = base / own.strip("/")
-    for one in (folder, *(p for p in folder.parents if p.is_relative_to(base))):
-        limit, used = _read(one / "memory.max").strip(), _read(one / "memory.current").strip()
-        if limit.isdigit() and used.isdigit():
-            stat = dict(line.split() for line in _read(one / "memory.stat").splitlines() if len(line.split()) == 2)
-            held = int(used) - int(stat.get("inactive_file", 0))
-            free = max(0, int(limit) - held)
-            yield DeviceMemory(name="this container", total_bytes=int(limit), free_bytes=free)
-
-
-def _of_limit() -> Iterator[DeviceMemory]:
-    """An engine's process starts with nothing, so that the whole of what `ulimit -v` allows is free to it."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0] if os.name == "posix" else -1
-    if limit not in (-1, resource.RLIM_INFINITY):
-        yield DeviceMemory(name="a process under ulimit -v", total_bytes=limit, free_bytes=limit)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

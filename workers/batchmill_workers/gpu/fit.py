@@ -12,9 +12,10 @@ from typing import Any
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError
 
-from .device_memory import DeviceMemory, gpus_memory, host_memory
+from .device_memory import DeviceMemory, gpus_memory
 from .devices import CPU
 from .engine_options import CHECK_MEMORY, FLAG
+from .host_memory import host_memory
 from .model_memory import Needs, needs_of
 from .sources import resolve_source
 

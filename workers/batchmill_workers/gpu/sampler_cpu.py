@@ -11,18 +11,18 @@ import psutil
 
 from batchmill_db.samples import DeviceReading
 
-from .device_kind import usable_memory_mib
 from .devices import CPU
+from .host_memory import memory_in_use
 
 T = TypeVar("T")
 _SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class CpuReader:
     """The cores that this process may run on, and the memory that it may use. Reads nothing that waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
         self._percent_of_cores()  # figures are those since the call before
 
     @property
@@ -33,13 +33,13 @@ class CpuReader:
         """Nothing to be done between two samples: psutil's use is a mean by itself."""
 
     def read(self) -> list[DeviceReading]:
-        used, total = _memory()
+        memory = memory_in_use(self._root)
         return [
             DeviceReading(
                 device=CPU,
                 use_percent=self._percent_of_cores(),
-                memory_used_bytes=used,
-                memory_total_bytes=total,
+                memory_used_bytes=memory.total_bytes - memory.free_bytes if memory else None,
+                memory_total_bytes=memory.total_bytes if memory else None,
                 temperature_c=_tried(_temperature),
                 clock_mhz=_tried(_clock),
             )
@@ -61,23 +61,6 @@ def _tried(read: Callable[[], T]) -> T | None:
         return read()
     except (psutil.Error, OSError, NotImplementedError, RuntimeError, AttributeError, ValueError):
         return None
-
-
-def _memory() -> tuple[int | None, int | None]:
-    """(used, total) bytes: the host's, or the container's where its limit is less."""
-    host = _tried(psutil.virtual_memory)
-    limit = usable_memory_mib() << 20
-    if host is None:
-        return None, limit or None
-    if limit and limit < host.total - (1 << 20):
-        return _tried(_container_memory), limit
-    return host.total - host.available, host.total
-
-
-def _container_memory() -> int:
-    """Without the file cache that goes when memory is short, as container tools count it."""
-    stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-    return max(0, int((_CGROUP / "memory.current").read_text()) - int(stat.get("inactive_file", 0)))
 
 
 def _temperature() -> float | None:

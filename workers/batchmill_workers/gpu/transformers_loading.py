@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from batchmill_workers.gpu.device_memory import host_memory
+from batchmill_workers.gpu.host_memory import host_memory
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 
 _CHAT, _EMBED, _CLASSIFY = "chat", "embed", "classify"

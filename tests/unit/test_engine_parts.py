@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +55,33 @@ def test_what_an_engines_process_left_behind_ends_with_it() -> None:
     assert how == "the engine's process was killed by signal 9"
     deadline = time.monotonic() + 30
     while _runs(left):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+SHARING = """
+import os, signal, time
+from multiprocessing.shared_memory import SharedMemory
+
+memory = SharedMemory(create=True, size=64)
+print(memory.name, flush=True)
+if os.fork() == 0:  # lives on, as vLLM's processes do
+    time.sleep(600)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_shared_memory_of_a_killed_engines_processes_is_freed() -> None:
+    command = [sys.executable, "-c", SHARING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        memory = Path("/dev/shm") / process.stdout.readline().strip()
+        existed = memory.is_file()
+        _reap(process)
+
+    assert existed
+    deadline = time.monotonic() + 30
+    while memory.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -8,21 +8,18 @@ gone.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 
 from .frames import HEADER, Frame, encode
+from .process_group import end_group
 
 _END_TIMEOUT_S = 20.0
-_GROUP_END_TIMEOUT_S = 2.0
 
 
 class ProcessLost(Exception):
@@ -171,18 +168,6 @@ def _reap(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         code = process.wait()
-    _end_group(process.pid)
+    end_group(process.pid)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
     return f"the engine's process {how}"
-
-
-def _end_group(leader: int) -> None:
-    """Kills what an engine's process left behind, such as vLLM's own processes when theirs was killed."""
-    deadline = time.monotonic() + _GROUP_END_TIMEOUT_S
-    try:
-        while time.monotonic() < deadline:  # what is ending by itself may clean up
-            os.killpg(leader, 0)
-            time.sleep(0.02)
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return

@@ -23,6 +23,7 @@ import uvloop
 
 from batchmill_workers.gpu.frames import Channel, Frame
 from batchmill_workers.gpu.hosted_process import serve
+from batchmill_workers.gpu.process_group import kill_members
 from batchmill_workers.gpu.vllm_errors import load_failure
 from batchmill_workers.gpu.vllm_figures import Figures, stat_logger
 from batchmill_workers.gpu.vllm_loading import build_engine, check_platform, prepare_environment, tokenizer_of
@@ -101,7 +102,8 @@ def ending_with_worker(channel: Channel) -> Iterator[None]:
     def watch() -> None:
         readable: list[int] = select.select([channel.fileno(), over], [], [])[0]
         if channel.fileno() in readable:
-            os.killpg(0, signal.SIGKILL)
+            kill_members(os.getpgrp())
+            os.kill(os.getpid(), signal.SIGKILL)
 
     thread = threading.Thread(target=watch, name="worker's end", daemon=True)
     thread.start()

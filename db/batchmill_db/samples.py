@@ -7,10 +7,10 @@ only, however many processes share it; the engine's figures stand in the line of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection, case, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from . import telemetry
 from .schema import device_sample
@@ -110,16 +110,14 @@ class Newest:
     figures: Mapping[str, float]
 
 
-DEVICE_FIGURES = (
-    "use_percent",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "power_w",
-    "temperature_c",
-    "clock_mhz",
-)
-ENGINE_FIGURES = ("running", "waiting", "kv_cache_percent", "batch_rows", "tokens_per_s", "bubble_ms")
-_SUMMED = ("running", "waiting", "tokens_per_s")  # over the engines of a device; of the others the largest counts
+DEVICE_FIGURES = tuple(one.name for one in fields(DeviceReading) if one.name not in {"device", "throttle"})
+ENGINE_FIGURES = tuple(one.name for one in fields(EngineReading) if one.name not in {"worker", "model"})
+MEAN_FIGURES = tuple(name for name in (*DEVICE_FIGURES, *ENGINE_FIGURES) if name != "bubble_ms")  # bubbles are summed
+SUMMED_FIGURES = (
+    "running",
+    "waiting",
+    "tokens_per_s",
+)  # over the engines of a device; of the others the largest counts
 
 
 def newest(conn: Connection, *, within_ms: int = _SILENCE_MS) -> list[Newest]:
@@ -129,87 +127,21 @@ def newest(conn: Connection, *, within_ms: int = _SILENCE_MS) -> list[Newest]:
     of_engine: dict[tuple[str, str, str | None, str | None], Mapping[str, float]] = {}
     for r in conn.execute(fresh.order_by(device_sample.c.at_ms, device_sample.c.id)):
         figures = of_device.setdefault((r.host, r.device), {})
-        if own := _measured(r, DEVICE_FIGURES):
+        if own := measured(r, DEVICE_FIGURES):
             figures.clear()
             figures.update(own)
-        of_engine[(r.host, r.device, r.worker, r.model)] = _measured(r, ENGINE_FIGURES)
+        of_engine[(r.host, r.device, r.worker, r.model)] = measured(r, ENGINE_FIGURES)
     for (host, device, *_), done in of_engine.items():
         _join(of_device[(host, device)], done)
     return [Newest(host=host, device=device, figures=f) for (host, device), f in sorted(of_device.items())]
 
 
-def _measured(row: Any, names: Sequence[str]) -> dict[str, float]:
+def measured(row: Any, names: Sequence[str]) -> dict[str, float]:
+    """The figures of a line that are there."""
     return {name: float(value) for name in names if (value := getattr(row, name)) is not None}
 
 
 def _join(into: dict[str, float], figures: Mapping[str, float]) -> None:
     for name, value in figures.items():
         before = into.get(name, 0.0)
-        into[name] = before + value if name in _SUMMED else max(before, value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """The samples of one device by one engine within one span of time: means, and sums where the name says so.
-
-    ``number`` counts spans from the oldest, which is 0. ``worker`` and ``model`` are None in lines without an engine.
-    ``thermal`` counts samples in which heat slowed the device down.
-    """
-
-    host: str
-    device: str
-    worker: str | None
-    model: str | None
-    number: int
-    samples: int
-    last_ms: int
-    means: Mapping[str, float] = field(default_factory=dict)
-    most_temperature_c: float | None = None
-    most_memory_bytes: float | None = None
-    bubble_ms: int | None = None
-    thermal: int = 0
-    throttle: str | None = None
-
-
-_MEANS = (*DEVICE_FIGURES, *ENGINE_FIGURES[:-1])
-
-
-def spans(conn: Connection, *, ago_ms: int, count: int) -> list[Span]:
-    """The last ``ago_ms`` in ``count`` spans of equal length, the newest of which ends now. Reads only.
-
-    One pass over the samples of that time, by the index on their time. Spans without a sample are left out.
-    """
-    c = device_sample.c
-    start_ms: int = conn.execute(select(now_ms() - ago_ms)).scalar_one()
-    number = ((c.at_ms - start_ms) // max(1, ago_ms // count)).label("number")
-    key = (c.host, c.device, c.worker, c.model, number)
-    sums = (
-        func.count().label("samples"),
-        func.max(c.at_ms).label("last_ms"),
-        *(func.avg(c[name]).label(name) for name in _MEANS),
-        func.max(c.temperature_c).label("most_temperature_c"),
-        func.max(c.memory_used_bytes).label("most_memory_bytes"),
-        func.sum(c.bubble_ms).label("bubble_ms"),
-        func.sum(case((c.throttle.like("%thermal%"), 1), else_=0)).label("thermal"),
-        func.max(c.throttle).label("throttle"),
-    )
-    found = conn.execute(select(*key, *sums).where(c.at_ms >= start_ms).group_by(*key).order_by(*key))
-    return [_span(r, count) for r in found]
-
-
-def _span(r: Any, count: int) -> Span:
-    return Span(
-        host=r.host,
-        device=r.device,
-        worker=r.worker,
-        model=r.model,
-        number=min(count - 1, int(r.number)),
-        samples=int(r.samples),
-        last_ms=int(r.last_ms),
-        means=_measured(r, _MEANS),
-        most_temperature_c=r.most_temperature_c,
-        most_memory_bytes=r.most_memory_bytes,
-        bubble_ms=None if r.bubble_ms is None else int(r.bubble_ms),
-        thermal=int(r.thermal),
-        throttle=r.throttle,
-    )
+        into[name] = before + value if name in SUMMED_FIGURES else max(before, value)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, latencies, samples, telemetry
-from batchmill_db.samples import Span
+from batchmill_db import chunks, latencies, sample_spans, telemetry
+from batchmill_db.sample_spans import Span
 from batchmill_db.session import Connection, Database
 from batchmill_db.telemetry import WorkerRecord
 
@@ -81,7 +81,7 @@ def read_histories(conn: Connection, settings: Settings, *, ago_s: float, count:
     """Every device that was sampled within ``ago_s``, which is cut into ``count`` parts. Reads only."""
     ago_ms = int(ago_s * 1000)
     by_device: dict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in samples.spans(conn, ago_ms=ago_ms, count=count):
+    for span in sample_spans.spans(conn, ago_ms=ago_ms, count=count):
         by_device[(span.host, span.device)].append(span)
     slow = latencies.recent(conn, ago_ms=ago_ms)
     return [

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from batchmill_db.samples import Span
+from batchmill_db.sample_spans import Span
+from batchmill_db.samples import DEVICE_FIGURES, MEAN_FIGURES, SUMMED_FIGURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,39 +65,17 @@ def _point(spans: Sequence[Span], every_ms: float) -> Point:
     samples = max(s.samples for s in spans)
     return Point(
         samples=samples,
-        use_percent=_mean(spans, "use_percent"),
-        memory_used_bytes=_mean(spans, "memory_used_bytes"),
-        memory_total_bytes=_mean(spans, "memory_total_bytes"),
-        power_w=_mean(spans, "power_w"),
-        temperature_c=_mean(spans, "temperature_c"),
-        clock_mhz=_mean(spans, "clock_mhz"),
-        running=_sum(spans, "running"),
-        waiting=_sum(spans, "waiting"),
-        kv_cache_percent=_most(spans, "kv_cache_percent"),
-        batch_rows=_most(spans, "batch_rows"),
-        tokens_per_s=_sum(spans, "tokens_per_s"),
         bubble_share=_bubble(spans, every_ms),
         thermal_share=min(1.0, sum(s.thermal for s in spans) / max(1, samples)),
         throttle=next((s.throttle for s in spans if s.throttle), None),
         most_memory_bytes=max((s.most_memory_bytes for s in spans if s.most_memory_bytes is not None), default=None),
         most_temperature_c=max((s.most_temperature_c for s in spans if s.most_temperature_c is not None), default=None),
+        **{name: _mean(spans, name) for name in DEVICE_FIGURES},
+        **{name: _of_engines(spans, name) for name in MEAN_FIGURES if name not in DEVICE_FIGURES},
     )
 
 
-_JOINED = (
-    "use_percent",
-    "memory_used_bytes",
-    "memory_total_bytes",
-    "power_w",
-    "temperature_c",
-    "clock_mhz",
-    "running",
-    "waiting",
-    "kv_cache_percent",
-    "batch_rows",
-    "tokens_per_s",
-    "bubble_share",
-)
+_JOINED = (*MEAN_FIGURES, "bubble_share")
 
 
 def joined(points: Sequence[Point]) -> Point:
@@ -129,14 +108,12 @@ def _mean(spans: Sequence[Span], name: str) -> float | None:
     return _weighted(_known(spans, name))
 
 
-def _sum(spans: Sequence[Span], name: str) -> float | None:
+def _of_engines(spans: Sequence[Span], name: str) -> float | None:
     """Over the engines of the device, each by its mean."""
-    known = _known(spans, name)
-    return sum(v for v, _ in known) if known else None
-
-
-def _most(spans: Sequence[Span], name: str) -> float | None:
-    return max((v for v, _ in _known(spans, name)), default=None)
+    known = [value for value, _ in _known(spans, name)]
+    if name in SUMMED_FIGURES:
+        return sum(known) if known else None
+    return max(known, default=None)
 
 
 def _bubble(spans: Sequence[Span], every_ms: float) -> float | None:

@@ -13,7 +13,8 @@ from rich.console import Console
 from batchmill_core.catalog import Catalog, ModelEntry
 from batchmill_core.settings import Settings
 from batchmill_db import telemetry
-from batchmill_db.samples import Span
+from batchmill_db.sample_spans import Span
+from batchmill_db.samples import MEAN_FIGURES
 from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
 from batchmill_ops.gpus import DeviceState, percentile, read_devices
@@ -69,6 +70,13 @@ def test_engines_of_one_device_are_taken_together() -> None:
 
     assert (point.use_percent, point.running, point.tokens_per_s, point.kv_cache_percent) == (60.0, 5.0, 15.0, 50.0)
     assert point.samples == 3
+
+
+def test_every_figure_of_a_sample_reaches_a_point_and_what_points_are_joined_to() -> None:
+    point = one_point(span(**dict.fromkeys(MEAN_FIGURES, 7.0)))
+
+    assert {getattr(point, name) for name in MEAN_FIGURES} == {7.0}
+    assert {getattr(joined([point, Point(samples=1)]), name) for name in MEAN_FIGURES} == {7.0}
 
 
 def test_a_bubble_is_a_share_of_the_time_that_samples_stand_for() -> None:

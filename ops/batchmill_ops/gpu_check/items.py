@@ -14,7 +14,7 @@ from statistics import mean
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_db import batch_sizes, samples
+from batchmill_db import batch_sizes, sample_spans
 from batchmill_ops.report import JobReport
 from batchmill_workers.gpu.device_kind import device_kind
 from batchmill_workers.gpu.devices import Slot
@@ -100,9 +100,9 @@ def sampling(mill: Mill, seconds: Callable[[], float], *, gpu: bool) -> Verdict:
     return failed(f"{count} samples without {', '.join(lacks)}") if lacks else passed(f"{count} samples, means {told}")
 
 
-def _spans(mill: Mill, seconds: float) -> list[samples.Span]:
+def _spans(mill: Mill, seconds: float) -> list[sample_spans.Span]:
     with mill.database.reading() as conn:
-        found = samples.spans(conn, ago_ms=int((seconds + _EDGE_S) * 1000), count=1)
+        found = sample_spans.spans(conn, ago_ms=int((seconds + _EDGE_S) * 1000), count=1)
     return [span for span in found if "memory_used_bytes" in span.means and "use_percent" in span.means]
 
 
@@ -110,7 +110,7 @@ def use(mill: Mill, seconds: float, *, judge: bool) -> Verdict:
     """Mean use of the device over the run, without its first and last seconds."""
     spans_of = max(1, int(seconds))
     with mill.database.reading() as conn:
-        found = samples.spans(conn, ago_ms=spans_of * 1000, count=spans_of)
+        found = sample_spans.spans(conn, ago_ms=spans_of * 1000, count=spans_of)
     inner = [
         s.means["use_percent"] for s in found if _EDGE_S <= s.number < spans_of - _EDGE_S and "use_percent" in s.means
     ]

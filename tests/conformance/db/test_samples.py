@@ -12,8 +12,9 @@ from sqlalchemy import func, insert, select, update
 
 from batchmill_core.job import Rows
 from batchmill_core.settings import Settings
-from batchmill_db import latencies, ledger, samples, schema
-from batchmill_db.samples import DeviceReading, EngineReading, Newest, Span
+from batchmill_db import latencies, ledger, sample_spans, samples, schema
+from batchmill_db.sample_spans import Span
+from batchmill_db.samples import DeviceReading, EngineReading, Newest
 from batchmill_db.schema import device_sample
 from batchmill_db.session import now_ms
 from batchmill_ops.gpus import read_devices
@@ -50,7 +51,7 @@ def newest(world: World) -> list[Newest]:
 
 
 def spans(world: World, *, ago_ms: int = 60_000, count: int = 6) -> list[Span]:
-    return world.database.read(lambda conn: samples.spans(conn, ago_ms=ago_ms, count=count))
+    return world.database.read(lambda conn: sample_spans.spans(conn, ago_ms=ago_ms, count=count))
 
 
 def prune(world: World, *, keep_ms: int = 60_000, most_rows: int = 1000) -> int:

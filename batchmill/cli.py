@@ -14,7 +14,7 @@ import typer
 
 from batchmill_core.errors import BatchmillError, JobStopped
 
-from . import cli_gpus, cli_jobs, cli_ops, cli_run, cli_stack
+from . import cli_gpus, cli_jobs, cli_ops, cli_run, cli_stack, cli_watch
 from .output import ReaderGone
 from .terminal import say
 from .version import __version__
@@ -52,6 +52,7 @@ def _top(
 
 
 cli_run.add_commands(app)
+cli_watch.add_commands(app)
 cli_jobs.add_commands(app)
 cli_stack.add_commands(app)
 cli_ops.add_commands(app)

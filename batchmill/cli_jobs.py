@@ -25,11 +25,12 @@ from .completing import columns, model_names, statuses
 from .finishing import finish
 from .help_examples import examples
 from .opening import opened
-from .options import BudgetOption, ExcelSafeOption, JobArgument, JsonOption, ParamOption, parse_params
+from .options import BudgetOption, ExcelSafeOption, GiveUpOption, JobArgument, JsonOption, ParamOption, parse_params
 from .output import Format, output_of
 from .running import attached, see_through
 from .tables import costs_table, jobs_table, report_table
 from .terminal import print_json, say, tell
+from .time_spans import patience_of
 
 _LOOK, _STEER = "Looking", "Steering"
 _SHOWN_JOBS = 30
@@ -149,7 +150,11 @@ def pause_command(job: JobArgument) -> None:
 
 
 def resume_command(
-    job: JobArgument, wait: WaitOption = False, budget: BudgetOption = None, as_json: JsonOption = False
+    job: JobArgument,
+    wait: WaitOption = False,
+    budget: BudgetOption = None,
+    give_up_after: GiveUpOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Go on with a job that is paused, was interrupted, or was only submitted.
 
@@ -157,6 +162,7 @@ def resume_command(
     stopped is tried again.
     """
     budget_nanousd = None if budget is None else parse_budget(budget)
+    patience_s = patience_of(give_up_after)
     settings = load_settings()
     with opened(settings) as database:
         record = _find(database, job)
@@ -165,10 +171,10 @@ def resume_command(
             finish(database, read_report(database, record.id), None, as_json=as_json)
             return
         control.resume(database, record.id, budget_nanousd=budget_nanousd)
-    _go_on(settings, record, wait=wait, as_json=as_json)
+    _go_on(settings, record, wait=wait, as_json=as_json, patience_s=patience_s)
 
 
-def _go_on(settings: Settings, record: JobRecord, *, wait: bool, as_json: bool) -> None:
+def _go_on(settings: Settings, record: JobRecord, *, wait: bool, as_json: bool, patience_s: float | None) -> None:
     """Sees a job through where its workers are embedded or that was asked for; else only says that it goes on."""
     if not (wait or settings.embedded):
         if as_json:
@@ -177,7 +183,7 @@ def _go_on(settings: Settings, record: JobRecord, *, wait: bool, as_json: bool) 
         say(f"job {record.public_id} goes on; watch it with: batchmill watch {record.public_id}")
         return
     with attached(settings) as stack:
-        report = see_through(stack, settings, record.id, record.public_id)
+        report = see_through(stack, settings, record.id, record.public_id, patience_s=patience_s)
         finish(stack.database, report, None, as_json=as_json)
 
 
@@ -197,13 +203,14 @@ def retry_command(
     ] = None,
     param: ParamOption = None,
     wait: WaitOption = False,
+    give_up_after: GiveUpOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask rows again, by default those that ended failed, invalid, too_long or dead.
 
     This is the job's next round; an old result stays until it is replaced. Works on with it as `resume` does.
     """
-    chosen, params = statuses_of(status), parse_params(param or ())
+    chosen, params, patience_s = statuses_of(status), parse_params(param or ()), patience_of(give_up_after)
     settings = load_settings()
     with opened(settings) as database:
         record = _find(database, job)
@@ -212,7 +219,7 @@ def retry_command(
         say(f"job {record.public_id} has no row of status {status or 'failed, invalid, too_long or dead'}")
         return
     say(f"{count:,} rows of job {record.public_id} are asked again")
-    _go_on(settings, record, wait=wait, as_json=as_json)
+    _go_on(settings, record, wait=wait, as_json=as_json, patience_s=patience_s)
 
 
 def rm_command(job: JobArgument) -> None:

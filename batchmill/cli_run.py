@@ -1,23 +1,18 @@
-"""The commands that take a data set, and the one that watches: `run`, `submit`, `estimate`, `watch`."""
+"""The commands that take a data set: `run`, `submit`, `estimate`."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from batchmill_core.errors import ConfigurationError, JobError
+from batchmill_core.errors import ConfigurationError
 from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
-from batchmill_db import jobs
 from batchmill_db.jobs import JobRecord
-from batchmill_db.session import Database
-from batchmill_ops.live_screen import screen_for
-from batchmill_ops.progress import Follower
 from batchmill_ops.report import read_situation
 from batchmill_ops.up import remedy_here
 from batchmill_ops.waits import nobody_serves, stopped_because
@@ -25,31 +20,27 @@ from batchmill_producers.estimate import estimate
 from batchmill_producers.export import check_columns
 from batchmill_producers.submit import Prepared, Submission, prepare, submit
 
-from .completing import job_references
 from .control import resume
 from .finishing import finish
 from .help_examples import examples
 from .opening import doorbell, opened
-from .options import ExcelSafeOption, JsonOption, takes_submission
+from .options import DATA_PANEL, ExcelSafeOption, GiveUpOption, JsonOption, takes_submission
 from .output import Format, Output, output_of
 from .running import attached, interruptible_loading, see_through, shown_meanwhile
 from .tables import estimate_table
-from .terminal import print_json, say, talk, tell
-from .time_spans import parse_seconds
+from .terminal import print_json, say, tell
+from .time_spans import patience_of
 
 if TYPE_CHECKING:
     from batchmill_ops.stack import Stack
-
-_PANEL = "Data sets through models"
 
 
 def add_commands(app: typer.Typer) -> None:
     """Adds the commands of this module, in the order that help lists them."""
 
-    for name in ("run", "submit", "estimate", "watch"):
-        command = globals()[f"{name}_command"]
-        shared = takes_submission(command) if name != "watch" else command
-        app.command(name, rich_help_panel=_PANEL, epilog=examples(name))(shared)
+    for name in ("run", "submit", "estimate"):
+        command = takes_submission(globals()[f"{name}_command"])
+        app.command(name, rich_help_panel=DATA_PANEL, epilog=examples(name))(command)
 
 
 def run_command(
@@ -58,21 +49,23 @@ def run_command(
     format: Annotated[Format | None, typer.Option("--format", help="Of the results; by default by the suffix of OUT.")] = None,
     columns: Annotated[str | None, typer.Option("--columns", metavar="C,…", help="Of the results: result and input columns.")] = None,
     excel_safe: ExcelSafeOption = False,
+    give_up_after: GiveUpOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Run a data set through a model: submit, show progress, write results.
 
-    With no broker configured it starts what it needs here and stops it afterwards. Ctrl-C pauses the job and says how
-    to go on. Exit code 1: some rows ended badly; 3: the job is stopped.
+    With no broker configured it starts what it needs here and stops it afterwards; else it waits for workers as long as
+    it takes. Ctrl-C pauses the job and says how to go on. Exit code 1: some rows ended badly; 3: the job is stopped.
     """
     to = _run_output(output, format, columns, excel_safe=excel_safe, as_json=as_json)
+    patience_s = patience_of(give_up_after)
     settings = load_settings()
     prepared = _prepared(submission, settings)
     if to is not None:
         check_columns(to.format, to.columns, prepared.source.columns)
     with attached(settings) as stack:
         record = _submitted(stack, settings, submission, prepared)
-        report = see_through(stack, settings, record.id, record.public_id)
+        report = see_through(stack, settings, record.id, record.public_id, patience_s=patience_s)
         finish(stack.database, report, to, as_json=as_json)
 
 
@@ -182,52 +175,3 @@ def estimate_command(submission: Submission, as_json: JsonOption = False) -> Non
         print_json(found.as_dict())
     else:
         tell(estimate_table(found))
-
-
-def watch_command(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, its key, or its name; by default the newest job that is open.", autocompletion=job_references)] = None,
-    give_up_after: Annotated[str | None, typer.Option("--give-up-after", metavar="T", help="End with 3 after so long without a live worker, as 30s or 10m; by default it waits.")] = None,
-    as_json: JsonOption = False,
-) -> None:  # fmt: skip
-    """Watch a job until it ends: rows, rates, cost, time left, errors, and why it waits.
-
-    While no worker serves it, it says so and waits for one. Ctrl-C ends the watching, not the job. Exit code 1: some
-    rows ended badly; 3: the job is stopped.
-    """
-    patience_s = math.inf if give_up_after is None else parse_seconds(give_up_after, "--give-up-after")
-    settings = load_settings()
-    with opened(settings) as database:
-        record = _watched(database, job)
-        if record.state is JobState.FAILED:
-            raise JobError(f"job {record.public_id} could not be loaded: {record.reason}")
-        follower = Follower(
-            database=database,
-            job_id=record.id,
-            screen=screen_for(talk()),
-            remedy=remedy_here(settings),
-            patience_s=patience_s,
-        )
-        try:
-            report = follower.wait()
-        except KeyboardInterrupt:
-            say(f"job {record.public_id} goes on; watch it again with: batchmill watch {record.public_id}")
-            raise typer.Exit(0) from None
-        finish(database, report, None, as_json=as_json)
-
-
-def _watched(database: Database, reference: str | None) -> JobRecord:
-    """The job that is meant: without a reference the newest that is not done, else whatever happened to the newest."""
-    if reference is not None:
-        return database.read(lambda conn: jobs.find(conn, reference))
-    newest = database.read(jobs.newest)
-    at_work = [j for j in newest if j.state in (JobState.OPEN, JobState.LOADING)]
-    if not at_work:
-        last = (
-            f"the newest is {newest[0].state}: `batchmill show {newest[0].public_id}`"
-            if newest
-            else "`batchmill submit` makes one"
-        )
-        raise JobError(f"no job is open; {last}")
-    if len(at_work) > 1:
-        say(f"the newest of {len(at_work)} open jobs; `batchmill jobs` lists them")
-    return at_work[0]

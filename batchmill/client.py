@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from batchmill_db import chunks, jobs, ledger
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection, Database
 from batchmill_ops.live_screen import screen_for
-from batchmill_ops.progress import OWN_PATIENCE_S, UNSERVED_PATIENCE_S, Follower, Silent
+from batchmill_ops.progress import OWN_PATIENCE_S, Follower, Silent, Unseen
 from batchmill_ops.report import JobReport, list_reports, read_report
 from batchmill_ops.stack import Stack, attach
 from batchmill_ops.waits import start_a_worker, wait_for_own
@@ -155,21 +156,23 @@ class Job:
         """Rows by status, errors, usage, cost and rates."""
         return read_report(self._client.database, self._number)
 
-    def wait(self, *, progress: bool = False, timeout: float | None = None) -> Job:
-        """Waits until the job is done; answers the job itself. ``timeout`` is in seconds.
+    def wait(self, *, progress: bool = False, timeout: float | None = None, give_up_after: float | None = None) -> Job:
+        """Waits until the job is done; answers the job itself. ``timeout`` and ``give_up_after`` are in seconds.
 
-        With no broker configured, workers run here meanwhile and stop afterwards. Raises JobStopped when the job cannot
-        go on (paused, cancelled, or no worker and none to come), TimeoutError when time is up.
+        With no broker configured, workers run here meanwhile and stop afterwards. Else it waits for workers as long as it
+        takes, and says once when there is none. Raises JobStopped when the job cannot go on: it is paused or cancelled,
+        no worker can start here, or none was there for ``give_up_after``. TimeoutError when time is up.
         """
         stack = self._client.hold(self._number)
         own = self._client.settings.embedded
+        patience_s = OWN_PATIENCE_S if own else math.inf
         follower = Follower(
             database=self._client.database,
             job_id=self._number,
-            screen=screen_for(Console(stderr=True)) if progress else Silent(),
+            screen=screen_for(Console(stderr=True)) if progress else Silent() if own else Unseen(),
             remedy=wait_for_own if own else start_a_worker,
             unfit=stack.unfit,
-            patience_s=OWN_PATIENCE_S if own else UNSERVED_PATIENCE_S,
+            patience_s=patience_s if give_up_after is None else give_up_after,
         )
         try:
             follower.wait(timeout_s=timeout)

@@ -46,6 +46,7 @@ class JobFile(Table):
     format: Literal["jsonl", "csv", "parquet", "openai"] | None = None
     columns: str | list[str] | None = None
     excel_safe: bool | None = None
+    give_up_after: int | float | str | None = None
 
 
 KEYS = tuple(field.alias or name for name, field in JobFile.model_fields.items())
@@ -84,8 +85,9 @@ def _read(path: Path) -> dict[str, Any]:
     for name in ("prompt_file", "schema"):
         if name in values:
             values[name] = Path(values[name])
-    if "budget" in values:
-        values["budget"] = str(values["budget"])
+    for name in ("budget", "give_up_after"):
+        if name in values:
+            values[name] = str(values[name])
     if isinstance(values.get("columns"), list):
         values["columns"] = ",".join(values["columns"])
     return values

@@ -17,6 +17,7 @@ from .asked import PANEL_ASK, Options, make_submission, parameters
 from .completing import job_references
 from .job_file import is_job_file, with_job_file
 
+DATA_PANEL = "Data sets through models"  # the part of `--help` for what takes a data set
 JobArgument = Annotated[
     str,
     typer.Argument(
@@ -30,6 +31,14 @@ ParamOption = Annotated[
 ]
 BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="USD", help="Pause before more than this is spent.")
+]
+GiveUpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--give-up-after",
+        metavar="T",
+        help="End with 3 after so long without a live worker, as 30s or 10m; by default it waits for one.",
+    ),
 ]
 ExcelSafeOption = Annotated[
     bool,

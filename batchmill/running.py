@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from batchmill_db import chunks
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database
 from batchmill_ops.live_screen import screen_for
-from batchmill_ops.progress import LINE_EVERY_S, OWN_PATIENCE_S, UNSERVED_PATIENCE_S, Follower
+from batchmill_ops.progress import LINE_EVERY_S, OWN_PATIENCE_S, Follower
 from batchmill_ops.report import JobReport
 from batchmill_ops.waits import start_a_worker, wait_for_own
 
@@ -54,12 +55,15 @@ def _leave(stack: Stack) -> None:
         stack.kill()
 
 
-def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -> JobReport:
+def see_through(
+    stack: Stack, settings: Settings, job_id: int, public_id: str, *, patience_s: float | None = None
+) -> JobReport:
     """Serves a job where workers are embedded, and shows it until it is done.
 
-    Ctrl-C (and SIGTERM) pauses it. Raises JobStopped when it is paused or cannot go on.
+    Ctrl-C (and SIGTERM) pauses it. Raises JobStopped when it is paused or cannot go on, or was without a live worker for
+    ``patience_s``; workers of others are waited for as long as it takes if it is None.
     """
-    follower = _follower(stack, settings, job_id)
+    follower = _follower(stack, settings, job_id, patience_s)
     try:
         stack.serve(queues_of(stack.database, job_id))
         return follower.wait()
@@ -71,15 +75,20 @@ def see_through(stack: Stack, settings: Settings, job_id: int, public_id: str) -
         raise JobStopped(_set_aside(stack.database, job_id, public_id, str(stop))) from None
 
 
-def _follower(stack: Stack, settings: Settings, job_id: int) -> Follower:
+def _follower(stack: Stack, settings: Settings, job_id: int, patience_s: float | None = None) -> Follower:
     return Follower(
         database=stack.database,
         job_id=job_id,
         screen=screen_for(talk()),
         remedy=wait_for_own if settings.embedded else start_a_worker,
         unfit=stack.unfit,
-        patience_s=OWN_PATIENCE_S if settings.embedded else UNSERVED_PATIENCE_S,
+        patience_s=patience_without(settings) if patience_s is None else patience_s,
     )
+
+
+def patience_without(settings: Settings) -> float:
+    """How long in seconds a job is waited for that has no live worker."""
+    return OWN_PATIENCE_S if settings.embedded else math.inf
 
 
 @contextlib.contextmanager

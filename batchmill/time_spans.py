@@ -16,3 +16,8 @@ def parse_seconds(text: str, option: str) -> float:
     if found is None:
         raise ConfigurationError(f"{option} {text!r} is not a length of time; write for example 30s, 10m or 2h")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def patience_of(give_up_after: str | None) -> float | None:
+    """Seconds of ``--give-up-after``; None where it is not given. Raises ConfigurationError."""
+    return None if give_up_after is None else parse_seconds(give_up_after, "--give-up-after")

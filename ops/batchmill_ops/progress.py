@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +23,10 @@ from .rates import Pace, PaceMeter
 from .report import JobReport, Situation, read_situation
 from .waits import Remedy, nobody_serves, start_a_worker, stopped_because, why_waiting
 
+log = logging.getLogger(__name__)
+
 LINE_EVERY_S = 5.0
-UNSERVED_PATIENCE_S = 15.0  # how long a job may be without a live worker
-OWN_PATIENCE_S = 120.0  # the same where this process runs the workers: one that died is started again
+OWN_PATIENCE_S = 120.0  # without a live worker where this process runs them: one that died is started again
 _DATABASE_PATIENCE_S = 2.0
 
 
@@ -53,6 +56,21 @@ class Silent:
     """A screen for those who wait without looking."""
 
     def show(self, view: View) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Unseen:
+    """A screen for those who wait without looking, for workers of others: logs once that none is there."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def show(self, view: View) -> None:
+        sentence = nobody_serves(view.situation, start_a_worker)
+        if sentence is not None and sentence not in self._told:
+            self._told.add(sentence)
+            log.warning("job %s waits: %s", view.report.job.public_id, sentence)
 
     def close(self) -> None: ...
 
@@ -124,7 +142,7 @@ class Follower:
     remedy: Remedy = start_a_worker
     unfit: Callable[[], Sequence[str]] = tuple
     every_s: float = 0.25
-    patience_s: float = UNSERVED_PATIENCE_S
+    patience_s: float = math.inf  # how long a job may be without a live worker
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _meter: PaceMeter = field(default_factory=PaceMeter)

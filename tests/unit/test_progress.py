@@ -16,7 +16,7 @@ from batchmill_db.session import Database, DatabaseUnavailable
 from batchmill_db.telemetry import WorkerRecord
 from batchmill_ops.figures import dollars, duration, one_line, percent, rate
 from batchmill_ops.live_screen import LiveScreen, frame, screen_for
-from batchmill_ops.progress import Follower, LineScreen, View, as_line
+from batchmill_ops.progress import Follower, LineScreen, Unseen, View, as_line
 from batchmill_ops.rates import Pace, PaceMeter
 from batchmill_ops.report import read_situation
 from batchmill_ops.waits import resume_here, start_a_worker, why_waiting
@@ -313,6 +313,35 @@ def test_without_a_live_worker_waiting_ends_after_the_patience(folder: PreparedF
         follower(folder, job.id, Seen(), clock, patience_s=15.0, remedy=resume_here).wait()
 
     assert clock.now_s == pytest.approx(15, abs=0.3)
+
+
+def test_workers_of_others_are_waited_for_as_long_as_it_takes(folder: PreparedFolder) -> None:
+    job, screen, clock = folder.submit(), Seen(), Clock()
+    waiting = follower(folder, job.id, screen, clock, every_s=3600.0)
+
+    def a_worker_comes_the_next_day(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.sleeps == 24:
+            folder.answer(job, [RowStatus.OK] * 4)
+
+    waiting.sleep = a_worker_comes_the_next_day
+
+    assert waiting.wait().job.done == 4
+    assert screen.views[0].waits == [
+        "no live worker serves queue api.sim; start one: batchmill worker api --accounts sim"
+    ]
+
+
+def test_who_waits_without_looking_is_told_once_that_no_worker_is_there(
+    folder: PreparedFolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    job, screen = folder.submit(), Unseen()
+    with pytest.raises(JobStopped):
+        Follower(database=folder.database, job_id=job.id, screen=screen, patience_s=0.5, every_s=0.1).wait()
+
+    assert [r.getMessage() for r in caplog.records] == [
+        f"job {job.public_id} waits: no live worker serves queue api.sim; start one: batchmill worker api --accounts sim"
+    ]
 
 
 def test_workers_of_our_own_that_cannot_start_end_the_waiting_at_once(folder: PreparedFolder) -> None:

@@ -68,8 +68,9 @@ def generated(model: Any, prompt: list[int], max_tokens: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "one step ahead"])
 @pytest.mark.parametrize("remembers", CONFIGS)
-def test_a_batch_gives_what_generate_gives_for_each_row_alone(remembers: str) -> None:
+def test_a_batch_gives_what_generate_gives_for_each_row_alone(remembers: str, ahead: bool) -> None:
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[remembers]()).eval()
     numbers = random.Random(2)
@@ -77,6 +78,7 @@ def test_a_batch_gives_what_generate_gives_for_each_row_alone(remembers: str) ->
     expected = [generated(model, prompt, most) for prompt, most in zip(prompts, MAX_TOKENS, strict=True)]
     texts: dict[int, str] = {}
     decoder = Decoder(model, ends=frozenset({END}), pad=PAD, decode=lambda tokens: " ".join(map(str, tokens)))
+    decoder.ahead = ahead  # as on a GPU
     items = [
         Item(number=n, tokens=len(p), arrived_ns=0, payload=Prompt(tokens=p, max_tokens=most, choice=Choice()))
         for n, (p, most) in enumerate(zip(prompts, MAX_TOKENS, strict=True))
@@ -88,3 +90,27 @@ def test_a_batch_gives_what_generate_gives_for_each_row_alone(remembers: str) ->
 
     for number, tokens in enumerate(expected):
         assert texts[number] == " ".join(str(token) for token in tokens if token != END)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_more_is_computed_only_where_a_row_may_have_a_token_more(ahead: bool) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["keys and values"]()).eval()
+    decoder = Decoder(model, ends=frozenset(), pad=PAD, decode=str)
+    decoder.ahead = ahead
+    forward, computed = decoder.forward, 0
+
+    def counted(*tensors: Any) -> Any:
+        nonlocal computed
+        computed += 1
+        return forward(*tensors)
+
+    decoder.forward = counted  # type: ignore[method-assign]
+    payloads = [Prompt(tokens=[5, 6], max_tokens=most, choice=Choice()) for most in (3, 6)]
+    answers: dict[int, int] = {}
+    run = DecodingRun(decoder, [Item(number=n, tokens=2, arrived_ns=0, payload=p) for n, p in enumerate(payloads)])
+    with torch.inference_mode():
+        while run.live:
+            run.step(lambda item, fields: answers.update({item.number: fields["output_tokens"]}))
+
+    assert answers == {0: 3, 1: 6}
+    assert computed == 6

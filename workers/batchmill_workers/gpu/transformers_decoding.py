@@ -2,6 +2,9 @@
 
 Compared with ``generate`` rows leave when they are at their end, so that a long answer does not hold up short ones,
 each row has sampling parameters and random numbers of its own, and the process can start other rows between two steps.
+
+On a GPU a step is told its tokens by the step before: while the device computes the next ones, Python looks at the last,
+so that the device never waits for a loop over rows. A row that has ended is computed once more in vain.
 """
 
 from __future__ import annotations
@@ -9,8 +12,10 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 from batchmill_workers.gpu.batching import Item
@@ -33,6 +38,7 @@ class Decoder:
         known = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in known else "past_key_values"  # transformers 5.24 renamed it
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self.ahead = model.device.type == "cuda"  # a processor would only compute what is not needed
 
     def forward(self, tokens: Any, mask: Any, positions: Any, cache: Any) -> tuple[Any, Any]:
         """Logits of the last position of each row, and the key-value cache after it."""
@@ -45,6 +51,32 @@ class Decoder:
             **self._last_only,
         )
         return output.logits[:, -1], output[self._cache_name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """A step's tokens on their way from the device, and the rows that they are of."""
+
+    host: Any
+    copied: Any  # the event of the copy's end; None where it has ended
+    rows: list[tuple[Item, Answer]]
+
+    @classmethod
+    def of(cls, chosen: Any, rows: list[tuple[Item, Answer]]) -> _Chosen:
+        if chosen.device.type != "cuda":
+            return cls(host=chosen, copied=None, rows=rows)
+        host = torch.empty(chosen.shape, dtype=chosen.dtype, pin_memory=True)
+        host.copy_(chosen, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(chosen.device))
+        return cls(host=host, copied=copied, rows=rows)
+
+    def tokens(self) -> list[int]:
+        """The one time in a step that Python waits for the device."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        found: list[int] = self.host.tolist()
+        return found
 
 
 class DecodingRun:
@@ -60,6 +92,9 @@ class DecodingRun:
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
         self._choosing = self._chooses()
         self._dropped: frozenset[int] = frozenset()
+        self._pending: _Chosen | None = None
+        guided = any(answer.guide is not None for answer in self._answers)  # a guide must know the last token first
+        self._ahead = decoder.ahead and not guided
 
     @property
     def live(self) -> Sequence[Item]:
@@ -70,17 +105,32 @@ class DecodingRun:
 
     def step(self, answered: Answered) -> None:
         """One token more for each row. The first step reads the prompts."""
+        told, self._pending = self._pending, None
+        if told is None or not self._ends_with(told):
+            self._pending = self._compute()
+            if not self._ahead:
+                told, self._pending = self._pending, None
+        if told is not None:
+            self._tell(told, answered)
+            self._leave()
+
+    def _compute(self) -> _Chosen:
         logits, self._cache = self._decoder.forward(self._tokens, self._mask, self._positions, self._cache)
         chosen = self._choosing.choose(self._held(logits.to(self._tokens.device)))
         self._tokens = chosen[:, None]
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(chosen), 1))], dim=-1)
         self._positions = self._positions[:, -1:] + 1
-        tokens = chosen.tolist()  # the one time in a step that it waits for the device
-        now_ns = time.monotonic_ns()
-        for item, answer, token in zip(self._items, self._answers, tokens, strict=True):
+        return _Chosen.of(chosen, list(zip(self._items, self._answers, strict=True)))
+
+    def _ends_with(self, told: _Chosen) -> bool:
+        """Whether these tokens are the last that any row may have, so that a step more would be for nothing."""
+        return all(len(a.tokens) + 1 >= a.prompt.max_tokens for i, a in told.rows if self._runs(i, a))
+
+    def _tell(self, told: _Chosen, answered: Answered) -> None:
+        tokens, now_ns = told.tokens(), time.monotonic_ns()
+        for (item, answer), token in zip(told.rows, tokens, strict=True):
             if self._runs(item, answer) and answer.add(token, now_ns, self._decoder.decode):
                 answered(item, answer.fields(self._decoder.decode))
-        self._leave()
 
     def _runs(self, item: Item, answer: Answer) -> bool:
         return answer.finish_reason is None and item.number not in self._dropped
@@ -131,6 +181,9 @@ def _divisible(cache: Any) -> bool:
 def left_padded(rows: Sequence[Sequence[int]], pad: int, device: Any) -> tuple[Any, Any]:
     """Token ids and attention mask of rows that end at the same position."""
     longest = max(len(row) for row in rows)
-    tokens = [[pad] * (longest - len(row)) + list(row) for row in rows]
-    mask = [[0] * (longest - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(tokens, device=device), torch.tensor(mask, device=device)
+    tokens = numpy.full((len(rows), longest), pad, dtype=numpy.int64)
+    for one, row in zip(tokens, rows, strict=True):
+        one[longest - len(row) :] = row
+    starts = numpy.array([longest - len(row) for row in rows])
+    mask = (numpy.arange(longest) >= starts[:, None]).astype(numpy.int64)
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)

@@ -145,8 +145,10 @@ def pause_command(job: JobArgument) -> None:
     with opened(load_settings()) as database:
         record = _find(database, job)
         paused = control.pause(database, record.id)
+        situation = read_situation(database, record.id)
     words = "is paused" if paused else "was paused already"
-    say(f"job {record.public_id} {words}; go on with: batchmill resume {record.public_id}")
+    how = f"job {record.public_id} {words}; go on with: batchmill resume {record.public_id}"
+    say(how if situation.is_read else stopped_because(situation) or how)
 
 
 def resume_command(

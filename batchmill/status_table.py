@@ -39,6 +39,8 @@ def _lines(status: Status) -> Iterator[tuple[str, str | Text]]:
     yield "flower", _flower(status)
     if status.jobs:
         yield "jobs", " · ".join(f"{n:,} {state}" for state, n in sorted(status.jobs.items()))
+    for sentence in status.stopped:
+        yield "", Text(sentence, "yellow")
     for reason in status.stack.unfit if status.stack else ():
         yield "unfit", Text(reason, "red")
 

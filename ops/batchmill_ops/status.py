@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import redis
 
 from batchmill_core.settings import Settings, redacted_url
-from batchmill_db import gauges
+from batchmill_db import gauges, jobs
 from batchmill_db.gauges import Gauges
 from batchmill_db.session import Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
 from .flower_folder import FlowerFolder, Running
+from .report import read_situation
 from .stack_folder import StackFolder
 from .stack_hold import status as stack_status
 from .up import standing
+from .waits import stopped_because
 
 _CONNECT_S = 3.0
+_JOBS_LOOKED_AT = 20  # the newest: a folder may hold thousands
+_STOPPED_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,10 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """Everything that ``batchmill status`` shows. ``database_fault``: why jobs, queues and workers are not known."""
+    """Everything that ``batchmill status`` shows. ``database_fault``: why jobs, queues and workers are not known.
+
+    ``stopped`` says of the newest jobs that do not go on by themselves why, and what to do.
+    """
 
     home: str
     embedded: bool
@@ -60,6 +68,7 @@ class Status:
     stack: StackStatus | None
     flower: Running | None
     jobs: Mapping[str, int]
+    stopped: Sequence[str]
     queues: Sequence[QueueStatus]
     workers: Sequence[WorkerRecord]
 
@@ -74,7 +83,7 @@ def read_status(settings: Settings) -> Status:
     up = standing(settings)
     stack = _stack(settings)
     broker = settings.broker_url or (_embedded_broker(settings) if stack else None)
-    now, fault = _look(settings)
+    now, stopped, fault = _look(settings)
     return Status(
         home=str(settings.home),
         embedded=settings.embedded,
@@ -86,6 +95,7 @@ def read_status(settings: Settings) -> Status:
         stack=stack,
         flower=FlowerFolder(path=settings.state_folder).running(),
         jobs=now.job_states if now else {},
+        stopped=stopped,
         queues=_queues(now) if now else (),
         workers=now.workers if now else (),
     )
@@ -118,16 +128,23 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _look(settings: Settings) -> tuple[Gauges | None, str | None]:
+def _look(settings: Settings) -> tuple[Gauges | None, list[str], str | None]:
     if settings.database_url is None and not (settings.state_folder / "batchmill.db").exists():
-        return None, None  # nothing was ever submitted here
+        return None, [], None  # nothing was ever submitted here
     database = Database(settings.database_address, pool_size=1)
     try:
-        return database.read(lambda conn: gauges.read(conn, ended_jobs=0)), None
+        return database.read(lambda conn: gauges.read(conn, ended_jobs=0)), _stopped(database), None
     except DatabaseError as fault:
-        return None, str(fault)
+        return None, [], str(fault)
     finally:
         database.close()
+
+
+def _stopped(database: Database) -> list[str]:
+    newest = database.read(lambda conn: jobs.newest(conn, limit=1000))
+    not_ended = [job for job in newest if not job.ended][:_JOBS_LOOKED_AT]
+    sentences = (stopped_because(read_situation(database, job.id)) for job in not_ended)
+    return list(islice(filter(None, sentences), _STOPPED_SHOWN))
 
 
 def _queues(now: Gauges) -> list[QueueStatus]:

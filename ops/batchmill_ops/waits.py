@@ -36,7 +36,7 @@ def stopped_because(situation: Situation) -> str | None:
     """Why the job cannot go on by itself, with what to do; None when it can, or is done."""
     job = situation.report.job
     if job.state is JobState.PAUSED:
-        return f"job {job.public_id} is paused: {_clause(job.reason)}{_way_on(job)}"
+        return f"job {job.public_id} is paused: {_clause(job.reason)}{_way_on(job, is_read=situation.is_read)}"
     if job.state is JobState.CANCELLED:
         return f"job {job.public_id} was cancelled; `batchmill results {job.public_id}` has what was answered before"
     if job.state is JobState.FAILED:
@@ -112,7 +112,7 @@ def _clause(reason: str | None) -> str:
     return f"{reason.rstrip('.;')}; " if reason else ""
 
 
-def _way_on(job: JobRecord) -> str:
+def _way_on(job: JobRecord, *, is_read: bool = True) -> str:
     resume = f"`batchmill resume {job.public_id}`"
     again = "run the command that began it again"
     ways = {
@@ -127,4 +127,4 @@ def _way_on(job: JobRecord) -> str:
             if job.key is not None
             else f"{again}, and `batchmill cancel {job.public_id}`"
         )
-    return ways.get(job.reason_kind or "", f"go on with {resume}")
+    return ways.get((job.reason_kind or "") if is_read else "source", f"go on with {resume}")

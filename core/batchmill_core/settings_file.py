@@ -215,4 +215,7 @@ def _source(source: str | None, folder: Path) -> str | None:
     """A relative path is taken from the file's folder, so that a worker started elsewhere finds it."""
     if source is None or source.startswith(("package:", "hf:")):
         return source
-    return str(folder / Path(source).expanduser())
+    try:
+        return str(folder / Path(source).expanduser())
+    except RuntimeError:  # nobody's home: told when this model is used, and no reason to stop all else
+        return source

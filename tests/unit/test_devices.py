@@ -68,7 +68,17 @@ def test_the_processor_slot_sees_no_gpu_and_knows_its_threads() -> None:
         ("0+1,GPU-bbb", "GPU-bbb is named more than once"),
         ("cpu,cpu", "cpu is named more than once"),
         ("7", "this host has no device '7'; it has 0 (NVIDIA L4), 1 (NVIDIA L4)"),
-        ("0+", "no device ''"),
+        ("0+0", "GPU-aaa is named more than once"),
+        ("0+", "a plus joins GPUs, as 0+1; '' is none"),
+        ("+", "a plus joins GPUs"),
+        ("cpu+0", "a plus joins GPUs, as 0+1; 'cpu' is none"),
+        ("0+all", "'all' is none"),
+        ("-1", "this host has no device '-1'"),
+        ("00", "this host has no device '00'"),
+        ("0.5", "this host has no device '0.5'"),
+        ("GPU-aa", "no device 'GPU-aa'; it has 0 (GPU-aaa), 1 (GPU-bbb)"),
+        ("all,all", "'all' stands alone"),
+        ("", "--devices is empty"),
         (" , ", "--devices is empty"),
         ("all,0", "'all' stands alone"),
     ],
@@ -78,6 +88,30 @@ def test_a_wrong_list_of_devices_is_refused_by_what_is_wrong(text: str, said: st
         parse_devices(text, GPUS)
 
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("text", "same"), [("ALL", "all"), ("Cpu", "cpu"), (" 0 + 1 ", "0+1"), ("0,,1,", "0,1")])
+def test_blanks_and_the_case_of_words_do_not_matter(text: str, same: str) -> None:
+    assert parse_devices(text, GPUS) == parse_devices(same, GPUS)
+
+
+def test_an_nvidia_smi_that_cannot_be_run_is_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-smi").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(ConfigurationError, match=r"nvidia-smi cannot be run: .*--devices cpu"):
+        listing.slots("all")
+
+
+def test_an_nvidia_smi_that_prints_other_bytes_than_text_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "nvidia-smi").write_bytes(b"#!/bin/sh\n[ \"$1\" = -L ] || printf '0, GPU-aaa, NVIDIA \\377, 100\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert [slot.devices for slot in listing.slots("all")] == [("GPU-aaa",)]
 
 
 @pytest.mark.parametrize("text", ["all", "0"])

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections import namedtuple
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
@@ -31,11 +28,11 @@ from batchmill_ops.doctor_database import check_database
 from batchmill_ops.doctor_host import FLOWER_PORT, check_disk, check_flower
 from batchmill_ops.doctor_models import check_model
 from batchmill_ops.simulator import SimulatorConfig, simulated
+from tests.ordinary_user import as_ordinary_user, folder_for_all
 from tests.prepared_jobs import PreparedFolder
 from tests.scripted_server import scripted
 from tests.servers import HOST, Postgres, free_port
 
-NOBODY = 65_534
 DiskUsage = namedtuple("DiskUsage", "total used free")
 
 
@@ -52,26 +49,10 @@ def last(checks: Iterator[Check]) -> Check:
     return list(checks)[-1]
 
 
-@contextmanager
-def as_ordinary_user() -> Iterator[None]:
-    """Root may write everything, so root is somebody else for as long as the checks run."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.setresuid(NOBODY, NOBODY, 0)  # the real one too: `access` asks for that
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
-
-
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter: pytest's are closed to all but their user."""
-    folder = Path(tempfile.mkdtemp(prefix="batchmill-doctor-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with folder_for_all() as folder:
+        yield folder
 
 
 # The broker

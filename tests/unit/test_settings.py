@@ -295,6 +295,12 @@ def test_a_relative_source_is_taken_from_the_folder_of_the_file(tmp_path: Path) 
     assert catalog.model("x").source == str(tmp_path / "models/x.gguf")
 
 
+def test_a_source_in_nobodys_home_stops_no_other_model(tmp_path: Path) -> None:
+    catalog = load(tmp_path, '[models.x]\nengine = "openvino"\nsource = "~no-such-user/x.gguf"').catalog
+
+    assert catalog.model("x").source == "~no-such-user/x.gguf"
+
+
 def test_a_server_needs_a_command_and_no_source(tmp_path: Path) -> None:
     catalog = load(tmp_path, '[models.x]\nengine = "server"\noptions.command = "serve {port}"').catalog
 

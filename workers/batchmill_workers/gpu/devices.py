@@ -10,6 +10,7 @@ from pathlib import Path
 from batchmill_core.errors import ConfigurationError
 
 CPU = "cpu"
+_ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ def parse_devices(text: str, available: Sequence[Device] = (), *, cores: int | N
     parts = _parts(text)
     if not parts:
         raise ConfigurationError("--devices is empty; give all, cpu, or GPU numbers such as 0,1")
-    if "all" in parts:
+    if _ALL in parts:
         if len(parts) > 1:
             raise ConfigurationError(f"--devices {text}: 'all' stands alone")
         parts = [device.index for device in available]
@@ -111,7 +112,9 @@ def cores_of_quota(cpu_max: str) -> int | None:
 
 
 def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Without blanks, also around a plus; the two words in any case."""
+    parts = ["+".join(one.strip() for one in part.split("+")) for part in text.split(",") if part.strip()]
+    return [part.lower() if part.lower() in {CPU, _ALL} else part for part in parts]
 
 
 def _slot(part: str, available: Sequence[Device], threads: int) -> Slot:
@@ -127,12 +130,15 @@ def _members(part: str, available: Sequence[Device]) -> Iterable[str]:
 
 
 def _find(wanted: str, available: Sequence[Device]) -> Device:
+    if wanted.lower() in {"", CPU, _ALL}:
+        raise ConfigurationError(f"--devices: a plus joins GPUs, as 0+1; {wanted!r} is none")
     if not available:
         raise no_gpu(f"--devices {wanted}")
     for device in available:
         if wanted in (device.index, device.uuid):
             return device
-    known = ", ".join(f"{device.index} ({device.name or device.uuid})" for device in available)
+    by_uuid = wanted.upper().startswith(("GPU-", "MIG-"))
+    known = ", ".join(f"{d.index} ({d.uuid if by_uuid else d.name or d.uuid})" for d in available)
     raise ConfigurationError(f"--devices: this host has no device {wanted!r}; it has {known}")
 
 

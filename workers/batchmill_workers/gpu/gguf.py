@@ -50,6 +50,8 @@ def _read_value(file: BinaryIO, kind: int) -> Any:
     if kind != _ARRAY:
         return _read_scalar(file, kind)
     inner, count = struct.unpack("<IQ", file.read(12))
+    if inner == _ARRAY:
+        raise struct.error("a list of lists, which no model has")
     if inner not in _SCALARS:
         for _ in range(count):
             _read_value(file, inner)

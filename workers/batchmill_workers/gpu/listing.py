@@ -68,9 +68,11 @@ def with_parts(gpus: tuple[Device, ...], listing: str) -> tuple[Device, ...]:
 def run_smi(*command: str) -> str:
     """What nvidia-smi says. Raises ConfigurationError where it cannot be had."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=True)
     except FileNotFoundError:
         raise no_gpu("--devices", "nvidia-smi is not installed") from None
+    except OSError as error:
+        raise no_gpu("--devices", f"nvidia-smi cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"nvidia-smi gave no answer within {_TIMEOUT_S:.0f} s: check the GPU driver") from None
     except subprocess.CalledProcessError as error:

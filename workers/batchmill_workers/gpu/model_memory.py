@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from batchmill_core.catalog import ModelEntry
 
-from .context import read_config, text_config
+from .context import first_whole, read_config, read_json, text_config
 from .gguf import read_metadata
 
 # What a process needs before its model: libraries, the CUDA context, room to compute in. Measured with SmolLM2 by
@@ -66,15 +65,23 @@ def needs_of(entry: ModelEntry, path: Path, *, device: str) -> Needs:
 
 def weights_bytes(path: Path) -> int:
     """Size of the weights at ``path``: a file, or those of a folder in the first of the formats that engines prefer."""
-    if path.is_file():
-        return path.stat().st_size
-    if (index := path / "model.safetensors.index.json").is_file():
-        names = set(_json(index).get("weight_map", {}).values())
-        return sum((path / str(name)).stat().st_size for name in names if (path / str(name)).is_file())
+    if not path.is_dir():
+        return _size(path)
+    placed = read_json(path / "model.safetensors.index.json").get("weight_map")
+    if isinstance(placed, dict):
+        return sum(_size(path / name) for name in {one for one in placed.values() if isinstance(one, str)})
     for pattern in ("model*.safetensors", "*.safetensors", "*.gguf", "pytorch_model*.bin", "*.bin"):
-        if sizes := [one.stat().st_size for one in path.glob(pattern)]:
-            return sum(sizes)
+        if size := sum(map(_size, path.glob(pattern))):
+            return size
     return 0
+
+
+def _size(path: Path) -> int:
+    """0 for a file that is not there any more, or whose link leads nowhere, as in a hub's cache that was cleared."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def cache_of_config(config: Mapping[str, Any]) -> CacheShape:
@@ -83,15 +90,16 @@ def cache_of_config(config: Mapping[str, Any]) -> CacheShape:
     Two tensors (keys, values) per layer, of ``num_key_value_heads`` times ``head_dim`` elements per token; with latent
     attention one of ``kv_lora_rank + qk_rope_head_dim``.
     """
-    if not any(name.endswith(_GENERATES) for name in map(str, config.get("architectures") or ())):
+    names = config.get("architectures")
+    if not isinstance(names, list) or not any(str(name).endswith(_GENERATES) for name in names):
         return CacheShape()
-    layers = _first(config, "num_hidden_layers", "n_layer")
-    heads = _first(config, "num_attention_heads", "n_head")
-    width = _first(config, "head_dim") or _first(config, "hidden_size", "n_embd") // max(1, heads)
-    per_layer = 2 * (_first(config, "num_key_value_heads", "num_kv_heads") or heads) * width
-    if rank := _first(config, "kv_lora_rank"):
-        per_layer = rank + _first(config, "qk_rope_head_dim")
-    kinds, window = config.get("layer_types"), _first(config, "sliding_window")
+    layers = first_whole(config, "num_hidden_layers", "n_layer")
+    heads = first_whole(config, "num_attention_heads", "n_head")
+    width = first_whole(config, "head_dim") or first_whole(config, "hidden_size", "n_embd") // max(1, heads)
+    per_layer = 2 * (first_whole(config, "num_key_value_heads", "num_kv_heads") or heads) * width
+    if rank := first_whole(config, "kv_lora_rank"):
+        per_layer = rank + first_whole(config, "qk_rope_head_dim")
+    kinds, window = config.get("layer_types"), first_whole(config, "sliding_window")
     if not isinstance(kinds, list):
         return CacheShape(elements=layers * per_layer)
     return CacheShape(
@@ -103,13 +111,20 @@ def cache_of_config(config: Mapping[str, Any]) -> CacheShape:
 
 def cache_of_gguf(metadata: Mapping[str, Any]) -> CacheShape:
     """From a GGUF file's metadata; ``attention.head_count_kv`` is one number, or one for each layer."""
-    heads = metadata.get("attention.head_count", 0)
-    heads = max(heads) if isinstance(heads, list) else heads
-    per_layer = metadata.get("attention.head_count_kv", heads)
-    kv_heads = sum(per_layer) if isinstance(per_layer, list) else per_layer * metadata.get("block_count", 0)
-    width = metadata.get("embedding_length", 0) // max(1, heads)
-    keys = metadata.get("attention.key_length", width)
-    return CacheShape(elements=kv_heads * (keys + metadata.get("attention.value_length", width)))
+    heads = max(_per_layer(metadata, "attention.head_count"), default=0)
+    per_layer = _per_layer(metadata, "attention.head_count_kv") or [heads]
+    layers = first_whole(metadata, "block_count") if len(per_layer) == 1 else 1
+    width = first_whole(metadata, "embedding_length") // max(1, heads)
+    keys = first_whole(metadata, "attention.key_length") or width
+    values = first_whole(metadata, "attention.value_length") or width
+    return CacheShape(elements=sum(per_layer) * layers * (keys + values))
+
+
+def _per_layer(metadata: Mapping[str, Any], name: str) -> list[int]:
+    """One number that holds for all layers, or one for each; layers without attention have 0."""
+    found = metadata.get(name)
+    numbers = found if isinstance(found, list) else [found]
+    return [one for one in numbers if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
 
 
 def _of_folder(path: Path) -> tuple[CacheShape, int, int]:
@@ -118,14 +133,14 @@ def _of_folder(path: Path) -> tuple[CacheShape, int, int]:
     quantised = "quantization_config" in read_config(path)
     return (
         cache_of_config(config),
-        _first(config, "max_position_embeddings", "n_positions"),
+        first_whole(config, "max_position_embeddings", "n_positions"),
         0 if quantised else _BYTES.get(kind, 0),
     )
 
 
 def _of_gguf(path: Path) -> tuple[CacheShape, int, int]:
     metadata = read_metadata(path)
-    return cache_of_gguf(metadata), _first(metadata, "context_length"), 0
+    return cache_of_gguf(metadata), first_whole(metadata, "context_length"), 0
 
 
 def _loaded_bytes(entry: ModelEntry, device: str, stored: int) -> int:
@@ -150,15 +165,3 @@ def _row_tokens(entry: ModelEntry, context: int) -> int:
     asked = entry.options.get("max_model_len") or entry.context_tokens or context
     tokens = asked if isinstance(asked, int) and asked > 0 else _ROW_TOKENS
     return tokens if entry.engine == "vllm" else min(tokens, _ROW_TOKENS)
-
-
-def _first(config: Mapping[str, Any], *names: str) -> int:
-    return next((value for name in names if isinstance(value := config.get(name), int) and value > 0), 0)
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

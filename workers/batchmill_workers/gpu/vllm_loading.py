@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from batchmill_core.catalog import nearest
-from batchmill_workers.gpu.listing import pin_by_numbers
+from batchmill_workers.gpu.vllm_versions import installed_version, pin
 
 _WHOLE_ANSWER = 1 << 20  # tokens between two outputs of a request: the first comes at once, the next is the last
 
@@ -21,7 +21,7 @@ def prepare_environment(environment: dict[str, str] | os._Environ[str]) -> None:
     On the processor vLLM would bind the threads of every worker to the same cores and leave one of them idle;
     a worker's slot says how many threads it has instead.
     """
-    pin_by_numbers(environment)
+    pin(installed_version(), environment)
     environment.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
     if environment.get("OMP_NUM_THREADS"):

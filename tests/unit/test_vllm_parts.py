@@ -14,7 +14,7 @@ from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError, InvalidRequest
 from batchmill_core.request import Request, TaskKind
 from batchmill_workers.gpu.vllm import VllmEngine, visible_devices
-from batchmill_workers.gpu.vllm_errors import is_death, kind_of, load_failure, root_cause
+from batchmill_workers.gpu.vllm_errors import death, is_death, kind_of, load_failure, root_cause
 from batchmill_workers.gpu.vllm_figures import Figures
 from batchmill_workers.gpu.vllm_loading import prepare_environment
 from batchmill_workers.gpu.vllm_lora import lora_args, reserved_rank
@@ -290,6 +290,55 @@ def test_the_cause_is_found_in_the_log() -> None:
     assert root_cause([]) is None
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("\x1b[1;36m(EngineCore_DP0 pid=7)\x1b[0;0m ERROR 12-01 01:00:45 [core.py:1] ValueError: no", "ValueError: no"),
+        ("\x1b[1;36m(EngineCore_DP0 pid=7)\x1b[0;0m MemoryError", "MemoryError"),
+        ("(EngineCore pid=7) numpy._core._exceptions._ArrayMemoryError: Unable to", "_ArrayMemoryError: Unable to"),
+    ],
+    ids=["coloured", "without a message", "of a library"],
+)
+def test_the_cause_is_found_in_every_versions_log(line: str, cause: str) -> None:
+    assert root_cause(["(EngineCore pid=7) Process EngineCore:", line]) == cause
+
+
+START_FAILED = "Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore_DP0': -9}"
+
+
+def test_an_engine_that_was_killed_while_it_loaded_says_by_what() -> None:
+    assert load_failure(RuntimeError(START_FAILED), ["loading"]) == (
+        "vLLM's engine was killed by signal 9 while it loaded, as the kernel does when the host's memory is used up"
+    )
+
+
+def test_a_failure_without_a_cause_ends_with_the_logs_last_line() -> None:
+    said = load_failure(RuntimeError("Engine core initialization failed. See root cause above."), ["a", "bad mask", ""])
+
+    assert said.endswith("The last line of its log: bad mask")
+
+
+@pytest.mark.parametrize(
+    "cause", ["MemoryError", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"]
+)
+def test_an_engine_that_ran_out_of_memory_says_what_to_lower_and_blames_the_rows(cause: str) -> None:
+    reason, device_lost = death([f"(EngineCore pid=7) ERROR 12-01 01:00:45 [core.py:1200] {cause}"])
+
+    assert reason.startswith("vLLM's engine died: the model is too big for the device; lower")
+    assert not device_lost
+
+
+def test_a_device_that_is_lost_blames_no_row() -> None:
+    assert death(["RuntimeError: CUDA error: uncorrectable ECC error encountered"]) == (
+        "vLLM's engine died: RuntimeError: CUDA error: uncorrectable ECC error encountered",
+        True,
+    )
+
+
+def test_an_engine_that_died_without_a_word_says_so() -> None:
+    assert death(["(EngineCore pid=7) all is well"]) == ("vLLM's engine died; its log says why", False)
+
+
 def test_a_model_that_is_too_big_says_what_to_lower() -> None:
     error = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 
@@ -315,6 +364,7 @@ def test_each_lack_of_memory_has_its_advice(said: str, advice: str) -> None:
 def test_an_error_that_says_enough_is_told_as_it_is() -> None:
     assert load_failure(ValueError("no such\n quantization"), LOG) == "no such quantization"
     assert load_failure(ValueError("1 error\n  too few [type=value_error, …]"), LOG) == "1 error too few"
+    assert load_failure(ValueError("1 validation error for ModelConfig\n  Value error, no [type=…]"), LOG) == "no"
 
 
 class EngineDeadError(Exception):

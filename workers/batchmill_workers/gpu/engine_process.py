@@ -26,13 +26,17 @@ class ProcessLost(Exception):
     """The process ended or could not start; the message says how."""
 
 
+class DeviceLost(ProcessLost):
+    """The process ended because its device is lost: no call is to blame."""
+
+
 class EngineProcess:
     """One child process ``python -m module`` and the calls that wait for it. Belongs to one event loop.
 
     The first message sent is the configuration; the first that comes back is ``{"ready": {…}}`` or
     ``{"failed": "reason"}``. A call is a message with an ``id``; every message that comes back for it carries the id,
     and the one with ``done`` ends it. ``{"id": …, "cancel": true}`` abandons a call. A message without an id is news
-    of the engine itself and goes to ``on_news``.
+    of the engine itself and goes to ``on_news``; ``{"died": reason, "device_lost": …}`` says why the process ends now.
     """
 
     def __init__(self, module: str, on_news: Callable[[Frame], None] | None = None) -> None:
@@ -41,6 +45,7 @@ class EngineProcess:
         self._calls: dict[int, tuple[asyncio.Future[Frame], Callable[[Frame], None]]] = {}
         self._last_id = 0
         self._lost: str | None = "the engine's process is not started"
+        self._died: ProcessLost | None = None  # what it said itself
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listener: asyncio.Task[None] | None = None
@@ -96,7 +101,7 @@ class EngineProcess:
 
     async def close(self) -> None:
         """Ends the process and waits until it is gone; calls still waiting raise ProcessLost. Idempotent."""
-        self._fail_calls("the engine is closed")
+        self._fail_calls(ProcessLost("the engine is closed"))
         if self._listener is not None:
             self._listener.cancel()
             await asyncio.gather(self._listener, return_exceptions=True)
@@ -118,11 +123,14 @@ class EngineProcess:
             while True:
                 self._deliver(await _read(reader))
         except (EOFError, OSError):
-            self._fail_calls(await self._ending())
+            how = await self._ending()
+            self._fail_calls(self._died or ProcessLost(how))
 
     def _deliver(self, frame: Frame) -> None:
         number = frame.get("id")
-        if number is None and self._on_news is not None:
+        if "died" in frame:
+            self._died = (DeviceLost if frame.get("device_lost") else ProcessLost)(frame["died"])
+        elif number is None and self._on_news is not None:
             self._on_news(frame)
         if number not in self._calls:  # cancelled meanwhile
             return
@@ -134,13 +142,13 @@ class EngineProcess:
         if not future.done():
             future.set_result(frame)
 
-    def _fail_calls(self, reason: str) -> None:
+    def _fail_calls(self, fault: ProcessLost) -> None:
         if self._lost is None or self._process is None:
-            self._lost = reason
+            self._lost = str(fault)
         calls, self._calls = self._calls, {}
         for future, _ in calls.values():
             if not future.done():
-                future.set_exception(ProcessLost(reason))
+                future.set_exception(type(fault)(str(fault)))  # one of its own: each grows a traceback
 
     async def _ending(self) -> str:
         """Closes the channel, which ends the process if it lives; says how it ended."""

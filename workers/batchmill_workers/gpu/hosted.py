@@ -24,7 +24,7 @@ from batchmill_core.usage import Usage
 
 from .call_times import CallTimes
 from .context import context_tokens
-from .engine_process import EngineProcess, ProcessLost
+from .engine_process import DeviceLost, EngineProcess, ProcessLost
 from .frames import Frame
 from .meter import DeviceMeter
 from .sources import resolve_source
@@ -104,7 +104,8 @@ class HostedEngine:
             with times.running():
                 last = await self._process.call(message, lambda _: times.charge())  # the row is in the batch now
         except ProcessLost as error:
-            raise EngineLost(
+            kind = EngineDown if isinstance(error, DeviceLost) else EngineLost
+            raise kind(
                 f"model {self.model.name}: {error}", device_ns=times.device_ns, latency_ms=times.latency_ms
             ) from error
         except TypeError as error:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
+import time
 from collections import deque
 
 _KEPT_LINES = 400
@@ -18,7 +20,7 @@ class Log:
     """
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._lines: deque[tuple[float, str]] = deque(maxlen=_KEPT_LINES)
         self._onward = os.dup(2)
         ours, theirs = os.pipe()
         sys.stdout.flush()
@@ -28,9 +30,10 @@ class Log:
         self._thread = threading.Thread(target=self._read, args=(ours,), name="vllm log", daemon=True)
         self._thread.start()
 
-    def lines(self) -> list[str]:
-        """The last lines, oldest first."""
-        return list(self._lines)
+    def lines(self, last_s: float = math.inf) -> list[str]:
+        """The last lines, oldest first; those of the last seconds, where these are given."""
+        now = time.monotonic()
+        return [line for at, line in list(self._lines) if now - at <= last_s]
 
     def close(self) -> None:
         """Lets what this process wrote so far through; what it writes from here on goes straight to standard error."""
@@ -43,6 +46,6 @@ class Log:
             for line in pipe:
                 if _PROGRESS in line:
                     continue
-                self._lines.append(line.rstrip("\n"))
+                self._lines.append((time.monotonic(), line.rstrip("\n")))
                 onward.write(line)
                 onward.flush()

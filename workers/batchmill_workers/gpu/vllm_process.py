@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvloop
@@ -24,12 +25,14 @@ import uvloop
 from batchmill_workers.gpu.frames import Channel, Frame
 from batchmill_workers.gpu.hosted_process import serve
 from batchmill_workers.gpu.process_group import kill_members
-from batchmill_workers.gpu.vllm_errors import load_failure
+from batchmill_workers.gpu.vllm_errors import death, load_failure
 from batchmill_workers.gpu.vllm_figures import Figures, stat_logger
 from batchmill_workers.gpu.vllm_loading import build_engine, check_platform, prepare_environment, tokenizer_of
 from batchmill_workers.gpu.vllm_log import Log
 from batchmill_workers.gpu.vllm_model import VllmModel, tokens_prompt
 from batchmill_workers.gpu.vllm_requests import EngineDied, Requests
+
+_DYING_S = 10.0  # from vLLM's first word of what kills it to its death
 
 
 def main() -> None:
@@ -37,9 +40,9 @@ def main() -> None:
     prepare_environment(os.environ)
     log = Log()
     try:
-        serve(load, lambda error: load_failure(error, log.lines()))
-    except EngineDied:
-        sys.exit("vLLM's engine died; its own lines above say why")
+        serve(partial(load, log), lambda error: load_failure(error, log.lines()))
+    except EngineDied as error:
+        sys.exit(str(error))
     finally:
         log.close()
         sys.unraisablehook = lambda _raised: None  # vLLM's finalizers fail while Python takes itself apart
@@ -61,7 +64,7 @@ class VllmRunner:
             end_vllm(self._model.engine)
 
 
-def load(configuration: Frame, channel: Channel) -> tuple[VllmRunner, Frame]:
+def load(log: Log, configuration: Frame, channel: Channel) -> tuple[VllmRunner, Frame]:
     """The model, loaded and warmed up by one short request, with the seconds that each took."""
     began = time.monotonic()
     loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -78,7 +81,7 @@ def load(configuration: Frame, channel: Channel) -> tuple[VllmRunner, Frame]:
         "context_tokens": model.context_tokens,
         "capacity_rows": model.capacity_rows,
     }
-    return VllmRunner(loop, model, Requests(model, channel, figures)), facts
+    return VllmRunner(loop, model, Requests(model, channel, figures, lambda: death(log.lines(_DYING_S)))), facts
 
 
 def end_vllm(engine: Any) -> None:

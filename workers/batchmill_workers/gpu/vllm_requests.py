@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from batchmill_core.errors import CallError
 from batchmill_workers.gpu.frames import Channel, Frame, deliver_frames
@@ -14,6 +14,7 @@ from batchmill_workers.gpu.vllm_model import VllmModel
 from batchmill_workers.gpu.vllm_seats import Seats
 
 _TOLD_EVERY_S = 1.0
+_LOG_LAGS_S = 0.2  # the log is read by a thread
 
 
 class EngineDied(Exception):
@@ -23,10 +24,13 @@ class EngineDied(Exception):
 class Requests:
     """The calls by their numbers. Belongs to one event loop."""
 
-    def __init__(self, model: VllmModel, channel: Channel, figures: Figures) -> None:
+    def __init__(
+        self, model: VllmModel, channel: Channel, figures: Figures, cause: Callable[[], tuple[str, bool]]
+    ) -> None:
         self._model = model
         self._channel = channel
         self._figures = figures
+        self._cause = cause  # of vLLM's death, and whether the device is lost
         self._seats = Seats(model.capacity_rows)
         self._input_tokens: dict[int, int] = {}  # of the calls that vLLM has
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -95,4 +99,7 @@ class Requests:
 
     async def _die(self) -> None:
         await self._died.wait()
-        raise EngineDied
+        await asyncio.sleep(_LOG_LAGS_S)
+        reason, device_lost = self._cause()
+        self._channel.send({"died": reason, "device_lost": device_lost})
+        raise EngineDied(reason)

@@ -45,6 +45,13 @@ def rows(count: int = ROWS) -> list[dict[str, Any]]:
     return [{"n": n, "text": f"a great product, number {n}"} for n in range(count)]
 
 
+def breaking(mill: Mill) -> Iterator[dict[str, Any]]:
+    """Half of the rows; then, when some of them are answered, the source is gone."""
+    yield from rows()[:HALF]
+    until("some rows are answered", lambda: answered(mill) > 0)
+    raise PipeBrokeError("the pipe broke")
+
+
 def by_key(mill: Mill) -> JobRecord:
     with mill.database.reading() as conn:
         found = jobs.by_key(conn, KEY)
@@ -79,14 +86,8 @@ def test_rows_are_answered_before_the_data_set_is_read_to_its_end(make_mill: Mak
 def test_a_source_that_fails_pauses_its_job_and_the_same_key_goes_on_from_there(make_mill: MakeMill) -> None:
     mill = make_mill(provider=FAST)
     mill.start_worker()
-
-    def broken() -> Iterator[dict[str, Any]]:
-        yield from rows()[:HALF]
-        until("some rows are answered", lambda: answered(mill) > 0)
-        raise PipeBrokeError("the pipe broke")
-
     with pytest.raises((PipeBrokeError, JobStopped), match="the pipe broke"):
-        eagerly(mill, broken())
+        eagerly(mill, breaking(mill))
     paused = by_key(mill)
     kept = answered(mill)
     job = eagerly(mill, rows())
@@ -105,15 +106,9 @@ def test_a_source_that_fails_pauses_its_job_and_the_same_key_goes_on_from_there(
 def test_a_source_that_fails_again_before_anything_new_is_read_pauses_its_job_again(make_mill: MakeMill) -> None:
     mill = make_mill(provider=FAST)
     mill.start_worker()
-
-    def broken() -> Iterator[dict[str, Any]]:
-        yield from rows()[:HALF]
-        until("some rows are answered", lambda: answered(mill) > 0)
-        raise PipeBrokeError("the pipe broke")
-
     for _ in range(2):
         with pytest.raises((PipeBrokeError, JobStopped), match="the pipe broke"):
-            eagerly(mill, broken())
+            eagerly(mill, breaking(mill))
     paused = by_key(mill)
     mill.wait_done(eagerly(mill, rows()))
 

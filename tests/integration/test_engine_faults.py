@@ -15,6 +15,7 @@ from batchmill_workers.gpu.device_kind import device_kind
 from batchmill_workers.parentage import DOWN_EXIT_CODE
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, Worker
+from tests.integration.plugin_engine import install_engine
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "gpu.scripted"
@@ -30,14 +31,8 @@ def database_url(sqlite_url: str) -> str:
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an installed package that registers the scripted engine, for this process and its workers."""
-    folder = tmp_path / "plugins"
-    about = folder / "scripted-1.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: scripted\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[batchmill.engines]\nscripted = tests.scripted_engine:ScriptedEngine\n")
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
+    entry = "scripted = tests.scripted_engine:ScriptedEngine"
+    return install_engine(tmp_path / "plugins", monkeypatch, entry=entry)
 
 
 @pytest.fixture

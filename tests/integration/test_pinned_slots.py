@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from batchmill_core.settings import HOME_VARIABLE
 from batchmill_db import samples
 from tests.integration.harness import Mill, milling, until
+from tests.integration.plugin_engine import install_engine
 from tests.nvml.host import GIB, PART_1, PART_2, A, B, Host, gpu, host_in, part
 
 ENGINE = '''
@@ -65,15 +65,7 @@ def host(tmp_path: Path) -> Host:
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The engine, installed for this process and its workers."""
-    folder = tmp_path / "plugins"
-    about = folder / "echo-1.0.dist-info"
-    about.mkdir(parents=True)
-    (folder / "env_echo.py").write_text(textwrap.dedent(ENGINE))
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[batchmill.engines]\necho = env_echo:EchoEngine\n")
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
+    return install_engine(tmp_path / "plugins", monkeypatch, entry="echo = env_echo:EchoEngine", code=ENGINE)
 
 
 class Command:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from batchmill_core.request import RowStatus
 from batchmill_producers.retry import retry
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
+from tests.integration.plugin_engine import install_engine
 
 ROWS = 8
 POISON = 5
@@ -51,15 +51,7 @@ ENGINE = '''
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an installed package that registers the engine, for this process and its workers."""
-    folder = tmp_path / "plugins"
-    about = folder / "fragile-1.0.dist-info"
-    about.mkdir(parents=True)
-    (folder / "fragile.py").write_text(textwrap.dedent(ENGINE))
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: fragile\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[batchmill.engines]\nfragile = fragile:FragileEngine\n")
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
+    return install_engine(tmp_path / "plugins", monkeypatch, entry="fragile = fragile:FragileEngine", code=ENGINE)
 
 
 def _run_with_a_new_worker_for_each_that_dies(mill: Mill, job_id: int, plugins: Path) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
 from batchmill_core.request import RowStatus
-from batchmill_core.settings import HOME_VARIABLE
 from batchmill_db.schema import worker
 from batchmill_ops.simulator import SimulatorConfig
-from batchmill_workers.launch import ProcessPlan, Supervisor
+from batchmill_workers.launch import ProcessPlan
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import QUEUE, Mill, until
+from tests.integration.plugin_engine import install_engine
+from tests.integration.supervised import supervised
 
 ENGINE = '''
     """An engine that keeps 40 MiB of every row, as a leak in a library would."""
@@ -44,18 +42,6 @@ ENGINE = '''
 '''
 
 
-@contextmanager
-def supervised(mill: Mill, *plans: ProcessPlan, env: Mapping[str, str] | None = None) -> Iterator[Supervisor]:
-    """Workers under a supervisor for the length of a ``with`` block; their logs lie in the mill's folder."""
-    where = {HOME_VARIABLE: str(mill.home), **(env or {})}
-    supervisor = Supervisor(plans, settings=mill.settings, environment=where, log_folder=mill.home / "logs")
-    supervisor.start()
-    try:
-        yield supervisor
-    finally:
-        supervisor.stop()
-
-
 def _pids(mill: Mill) -> set[int]:
     with mill.database.reading() as conn:
         return set(conn.execute(select(worker.c.pid)).scalars())
@@ -68,7 +54,7 @@ def _log(mill: Mill, name: str) -> str:
 def test_after_its_chunks_an_api_worker_is_renewed_and_no_row_is_asked_twice(make_mill: MakeMill) -> None:
     mill = make_mill(provider=SimulatorConfig(latency_s=0.02), settings={"worker_max_chunks": 3, "lease_s": 8})
     job = mill.submit(60, chunk_size=10)
-    with supervised(mill, ProcessPlan(name="api0", queues=(QUEUE,), slots=2)):
+    with supervised(mill.home, mill.settings, [ProcessPlan(name="api0", queues=(QUEUE,), slots=2)]):
         mill.wait_done(job, timeout_s=90)
         until("a fresh worker has started", lambda: len(_pids(mill)) >= 2)
 
@@ -81,15 +67,7 @@ def test_after_its_chunks_an_api_worker_is_renewed_and_no_row_is_asked_twice(mak
 
 @pytest.fixture
 def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an installed package that registers the engine, for this process and its workers."""
-    folder = tmp_path / "plugins"
-    about = folder / "leaky-1.0.dist-info"
-    about.mkdir(parents=True)
-    (folder / "leaky.py").write_text(textwrap.dedent(ENGINE))
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: leaky\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[batchmill.engines]\nleaky = leaky:LeakyEngine\n")
-    monkeypatch.syspath_prepend(str(folder))
-    return folder
+    return install_engine(tmp_path / "plugins", monkeypatch, entry="leaky = leaky:LeakyEngine", code=ENGINE)
 
 
 def test_past_its_memory_a_device_worker_is_renewed_and_no_row_is_asked_twice(
@@ -99,7 +77,7 @@ def test_past_its_memory_a_device_worker_is_renewed_and_no_row_is_asked_twice(
     mill = make_mill(settings={"worker_max_memory_mb": 400, "lease_s": 8}, tables=models)
     job = mill.submit(24, model="leaky", chunk_size=4)
     plan = ProcessPlan(name="cpu0", queues=("gpu.leaky",), slots=1)
-    with supervised(mill, plan, env={"PYTHONPATH": str(plugins)}):
+    with supervised(mill.home, mill.settings, [plan], env={"PYTHONPATH": str(plugins)}):
         done = mill.wait_done(job, timeout_s=120)
         pids = _pids(mill)
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from batchmill_core.settings import HOME_VARIABLE, load_settings
+from batchmill_core.settings import load_settings
 from batchmill_db import telemetry
 from batchmill_workers.launch import Supervisor, plan_api
 from batchmill_workers.node_names import mark_of
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
+from tests.integration.supervised import supervised
 
 
-@contextmanager
-def _installation(home: Path) -> Iterator[Supervisor]:
+def _installation(home: Path) -> AbstractContextManager[Supervisor]:
     settings = load_settings(home, {})
-    where = {HOME_VARIABLE: str(home)}
-    supervisor = Supervisor(plan_api(settings, ["sim"]), settings=settings, environment=where, log_folder=home / "logs")
-    supervisor.start()
-    try:
-        yield supervisor
-    finally:
-        supervisor.stop()
+    return supervised(home, settings, plan_api(settings, ["sim"]))
 
 
 def _ready(mill: Mill, pids: list[int]) -> str | None:

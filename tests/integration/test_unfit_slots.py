@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_core.settings import HOME_VARIABLE
 from batchmill_db import telemetry
 from batchmill_workers.deaths import LIMIT
 from batchmill_workers.launch import Supervisor, plan_gpu
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
+from tests.integration.plugin_engine import install_engine
+from tests.integration.supervised import supervised
 
 ENGINE = '''
     """An engine that is what the file named by its source says: ill, dying, down or well."""
@@ -56,13 +56,7 @@ ENGINE = '''
 @pytest.fixture
 def mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The file that says how the engine is; its package is installed for this process and its workers."""
-    folder = tmp_path / "plugins"
-    about = folder / "moody-1.0.dist-info"
-    about.mkdir(parents=True)
-    (folder / "moody.py").write_text(textwrap.dedent(ENGINE))
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: moody\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[batchmill.engines]\nmoody = moody:MoodyEngine\n")
-    monkeypatch.syspath_prepend(str(folder))
+    install_engine(tmp_path / "plugins", monkeypatch, entry="moody = moody:MoodyEngine", code=ENGINE)
     return tmp_path / "mood"
 
 
@@ -71,16 +65,8 @@ def _mill(make_mill: MakeMill, engine: str, source: Path, **settings: object) ->
     return make_mill(settings={"lease_s": 8, **settings}, tables=tables)
 
 
-@contextmanager
-def _serving(mill: Mill, env: Mapping[str, str] | None = None) -> Iterator[Supervisor]:
-    plans = plan_gpu(mill.settings, "m", "cpu")
-    where = {HOME_VARIABLE: str(mill.home), **(env or {})}
-    supervisor = Supervisor(plans, settings=mill.settings, environment=where, log_folder=mill.home / "logs")
-    supervisor.start()
-    try:
-        yield supervisor
-    finally:
-        supervisor.stop()
+def _serving(mill: Mill, env: Mapping[str, str] | None = None) -> AbstractContextManager[Supervisor]:
+    return supervised(mill.home, mill.settings, plan_gpu(mill.settings, "m", "cpu"), env=env)
 
 
 def test_a_slot_whose_model_is_broken_says_so_once_and_no_chunk_counts_an_attempt(

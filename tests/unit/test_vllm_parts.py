@@ -62,6 +62,15 @@ def test_only_what_is_given_reaches_vllm() -> None:
     assert args == {"dtype": "bfloat16", "tensor_parallel_size": 2, "block_size": 32}
 
 
+@pytest.mark.parametrize(("stages", "tensor_parallel"), [(1, 4), (2, 2), (4, 1), (3, 4), (8, 4), ("2", 4), (0, 4)])
+def test_devices_that_hold_other_layers_are_not_counted_twice(stages: Any, tensor_parallel: int) -> None:
+    options = VllmOptions.parse({"engine_args": {"pipeline_parallel_size": stages}}, model="m")
+
+    args = options.as_engine_args(devices=4, on_cpu=False, context_tokens=None)
+
+    assert args == {"tensor_parallel_size": tensor_parallel, "pipeline_parallel_size": stages}
+
+
 def test_options_win_over_what_the_slot_and_the_entry_say() -> None:
     options = VllmOptions.parse({"tensor_parallel_size": 1, "max_model_len": 2048}, model="m")
 

@@ -76,12 +76,18 @@ class VllmOptions:
         """
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_PASSED}
         args = {name: value for name, value in given.items() if value is not None}
-        args.setdefault("tensor_parallel_size", devices)
+        args.setdefault("tensor_parallel_size", devices // _stages(devices, self.engine_args))
         if context_tokens is not None:
             args.setdefault("max_model_len", context_tokens)
         if on_cpu and "gpu_memory_utilization" not in args:
             args.setdefault("kv_cache_memory_bytes", DEFAULT_CPU_CACHE_BYTES)
         return {**args, **self.engine_args}
+
+
+def _stages(devices: int, engine_args: Mapping[str, Any]) -> int:
+    """Into how many stages the layers are split; 1 where vLLM will refuse the number."""
+    stages = engine_args.get("pipeline_parallel_size")
+    return stages if isinstance(stages, int) and 0 < stages <= devices and devices % stages == 0 else 1
 
 
 _NOT_PASSED = frozenset({"lora", "max_lora_rank", "chat_template", "engine_args"})

@@ -65,6 +65,7 @@ class Bench:
 
     def __init__(self, at_step: Callable[[Sequence[Item]], None], *, max_rows: int = 8) -> None:
         self.ended: dict[int, Frame] = {}
+        self.news: list[Frame] = []
         self._changed = threading.Condition()
         work = CountedWork(at_step)
         self.calls = Calls(self._sent, work.merge)
@@ -81,7 +82,15 @@ class Bench:
         with self._changed:
             assert self._changed.wait_for(lambda: set(numbers) <= self.ended.keys(), DEADLINE_S), self.ended
 
+    def wait_for_sizes(self) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.news and self.news[-1]["batch_sizes"], DEADLINE_S), self.news
+
     def _sent(self, frame: Frame) -> None:
+        if "id" not in frame:
+            with self._changed:
+                self.news.append(frame)
+                self._changed.notify_all()
         if frame.get("done"):
             with self._changed:
                 self.ended[frame["id"]] = frame
@@ -179,6 +188,16 @@ def test_short_rows_do_not_wait_for_a_long_one() -> None:
         bench.wait_for(2, 3)
 
     assert set(bench.ended) == {2, 3}
+
+
+def test_what_the_last_batch_taught_is_told_before_the_device_idles() -> None:
+    with computing(Bench(lambda _rows: None)) as bench:
+        bench.put(1, wanted=2)  # nothing is learned at the first step, when the first news are due
+        bench.wait_for(1)
+        bench.wait_for_sizes()
+
+    assert bench.news[0]["batch_sizes"] == {}
+    assert bench.news[-1]["batch_sizes"] == {"4": 1}
 
 
 def test_a_cancelled_row_leaves_the_device() -> None:

@@ -106,7 +106,7 @@ class Device:
         elif not one.live:
             self._running.remove(one)
             self._batcher.ran(one.batch, one.seconds)
-        self._tell()
+        self._tell(at_once=not self._running and not self._batcher.waiting)
 
     def _answered(self, item: Item, fields: Frame) -> None:
         self._calls.answered(item.number, fields)
@@ -135,9 +135,10 @@ class Device:
             said = f"a row of {too_long.tokens} tokens does not fit the device's memory, not even alone"
             self._calls.failed(too_long.number, "too_long", said)
 
-    def _tell(self) -> None:
+    def _tell(self, *, at_once: bool) -> None:
+        """Every half second, and before the device idles, when what was learned last would be told to nobody."""
         now_s = time.monotonic()
-        if now_s - self._told_s < _TELL_EVERY_S:
+        if now_s - self._told_s < _TELL_EVERY_S and not at_once:
             return
         self._told_s = now_s
         figures = {"batch_rows": self._batcher.batch_rows, "bubble_ns": self._batcher.bubble_ns}

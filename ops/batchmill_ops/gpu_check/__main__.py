@@ -1,4 +1,10 @@
-"""``ops/gpu-check``: every item of the GPU wing on this machine, pass or fail; see ``--help``."""
+"""``ops/gpu-check``: every item of the GPU wing on this machine, pass or fail, with its figure and its target.
+
+It needs no network and downloads nothing: a Python with Batchmill and what that depends on, torch built for the
+machine's CUDA, transformers, accelerate, nvidia-ml-py for the samples, and a driver with nvidia-smi. vLLM is used where
+it is installed. 3 GB are written to a temporary folder (TMPDIR). On a machine that reaches nothing, `ops/gpu-pack` says
+how to bring all but torch and transformers along.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +20,17 @@ from batchmill_core.errors import ConfigurationError
 from batchmill_workers.gpu.devices import Slot
 from batchmill_workers.gpu.listing import slots
 
-from . import items
+from . import items, memory
 from .ground import Ground, milling
-from .local_model import BILLION, TINY, build
+from .guard import at_most
+from .local_model import SHAPES
 from .verdicts import Outcome, Sheet, Verdict, passed, skipped
 
 NO_GPU_EXIT_CODE = 3
 _QUICK_ROWS = 48
+_BATCH_ROWS = 256  # what our transformers engine runs at once on a GPU; the bare one gets the same
+_BARE_S = 20.0  # one pass over its prompts, which is 8 batches
+_AFTER = ("sampling", "use", "throughput")
 
 
 def main(arguments: list[str]) -> int:
@@ -32,11 +42,14 @@ def main(arguments: list[str]) -> int:
     except ConfigurationError as fault:
         sys.stdout.write(f"nothing was checked: {fault}\n")
         return NO_GPU_EXIT_CODE
-    sheet = Sheet()
+    sheet = Sheet(most_s=asked.most_seconds, path=asked.json)
     with tempfile.TemporaryDirectory(prefix="batchmill-gpu-check-", ignore_cleanup_errors=True) as folder:
-        _check(sheet, every, Path(folder), asked)
-    left_out = [name for name, v in sheet.verdicts.items() if v.outcome is Outcome.SKIP]
-    failures = [name for name, v in sheet.verdicts.items() if v.outcome is Outcome.FAIL]
+        try:
+            with at_most(asked.most_seconds):
+                _check(sheet, every, Path(folder), asked)
+        finally:
+            _keep_logs(Path(folder), sheet)
+    failures, left_out = sheet.those(Outcome.FAIL), sheet.those(Outcome.SKIP)
     sys.stdout.write(
         f"{len(sheet.verdicts)} items; failed: {', '.join(failures) or 'none'}; skipped: {', '.join(left_out) or 'none'}\n"
     )
@@ -44,7 +57,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ops/gpu-check", description=__doc__)
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="ops/gpu-check", description=__doc__, formatter_class=shape)
+    out = Path(os.environ["OUT"]) / "gpu-check.json" if os.environ.get("OUT") else None
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the items that a processor can, quickly"
     )
@@ -55,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", type=float, default=120.0, help="how long the job shall run (default: %(default)s)"
     )
+    parser.add_argument(
+        "--most-seconds", type=float, default=460.0, help="when all must be over (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=out, help="also write what was found there, and the workers' log beside it"
+        " (default: $OUT/gpu-check.json where OUT is set)",
+    )  # fmt: skip
     return parser
 
 
@@ -66,19 +88,23 @@ def _check(sheet: Sheet, every: tuple[Slot, ...], folder: Path, asked: argparse.
         engine=_engine(asked.engine, gpu=gpu),
         pinned={**os.environ, **slot.environment(), "HF_HUB_OFFLINE": "1"},
         engine_device=slot.engine_device,
+        shape=SHAPES["tiny" if asked.quick else "billion"],
         max_tokens=16 if asked.quick else 128,
     )
-    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-        for name in ("pinning", "model", "engine", "sampling", "use", "throughput", "memory"):
-            sheet.note(name, skipped("torch or transformers is not installed; pip install 'batchmill[transformers]'"))
+    if sheet.item("torch", lambda: items.sees_device(ground, gpu=gpu)).outcome is not Outcome.PASS:
+        for name in ("pinning", "model", "engine", *_AFTER, "memory"):
+            sheet.note(name, skipped("torch is not ready for it"))
         return
-    sheet.item("pinning", lambda: items.pinning(every, ground))
-    if sheet.item("model", lambda: _model(ground, quick=asked.quick)).outcome is Outcome.PASS:
-        _run(sheet, ground, gpu=gpu, quick=asked.quick, seconds=asked.seconds)
-        if gpu and not asked.quick:
-            sheet.item("memory", lambda: items.out_of_memory(ground))
-        else:
-            sheet.note("memory", skipped("only a GPU's memory can be taken away without ending the process"))
+    sheet.item("pinning", lambda: items.pinning(every))
+    if sheet.item("model", lambda: _model(ground), needs_s=30).outcome is not Outcome.PASS:
+        for name in ("engine", *_AFTER, "memory"):
+            sheet.note(name, skipped("there is no model"))
+        return
+    _run(sheet, ground, gpu=gpu, quick=asked.quick, seconds=asked.seconds)
+    if gpu and not asked.quick:
+        sheet.item("memory", lambda: memory.out_of_memory(ground), needs_s=60)
+    else:
+        sheet.note("memory", skipped("only a GPU's memory can be taken away without ending the process"))
 
 
 def _engine(asked: str, *, gpu: bool) -> str:
@@ -87,10 +113,12 @@ def _engine(asked: str, *, gpu: bool) -> str:
     return "vllm" if gpu and importlib.util.find_spec("vllm") is not None else "transformers"
 
 
-def _model(ground: Ground, *, quick: bool) -> Verdict:
+def _model(ground: Ground) -> Verdict:
     ground.write_catalog()
-    parameters = build(ground.model_folder, TINY if quick else BILLION, device="cpu")
-    return passed(f"{parameters / 1e6:,.1f} million random parameters for engine {ground.engine}")
+    parameters = items.build_model(ground)
+    return passed(
+        f"{parameters / 1e6:,.1f} million random parameters for engine {ground.engine}", parameters=parameters
+    )
 
 
 def _run(sheet: Sheet, ground: Ground, *, gpu: bool, quick: bool, seconds: float) -> None:
@@ -98,22 +126,35 @@ def _run(sheet: Sheet, ground: Ground, *, gpu: bool, quick: bool, seconds: float
     judge = gpu and not quick
 
     def run() -> Verdict:
-        bare = items.bare_tokens_per_s(ground, rows=_QUICK_ROWS // 8 if quick else 256, seconds=1.0 if quick else 30.0)
-        rows = _QUICK_ROWS if quick else max(256, int(bare * seconds / ground.max_tokens))
+        batch = _QUICK_ROWS // 8 if quick else _BATCH_ROWS
+        bare = items.bare_tokens_per_s(ground, rows=batch, seconds=1.0 if quick else _BARE_S)
+        # Whole batches: a last one that is not full would take as long as a full one.
+        rows = _QUICK_ROWS if quick else batch * max(1, round(bare * seconds / ground.max_tokens / batch))
         with milling(ground, "m") as mill:
-            report = items.through_the_system(
-                mill, rows=rows, max_tokens=ground.max_tokens, timeout_s=120 + 2 * seconds
-            )
+            report = items.through_the_system(mill, ground, rows=rows, timeout_s=120 + 2 * seconds)
             ended = time.monotonic()
             sheet.item("sampling", lambda: items.sampling(mill, lambda: items.timed(report, ended), gpu=gpu))
             sheet.item("use", lambda: items.use(mill, items.timed(report, ended), judge=judge))
         sheet.item("throughput", lambda: items.throughput(report, bare, judge=judge))
-        return passed(f"{rows} rows in {report.seconds or 0:.1f} s by {ground.engine} on {ground.engine_device}")
+        took = report.seconds or 0.0
+        return passed(
+            f"{rows} rows in {took:.1f} s by {ground.engine} on {ground.engine_device}", rows=rows, job_seconds=took
+        )
 
-    if sheet.item("engine", run).outcome is Outcome.FAIL:
-        for name in ("sampling", "use", "throughput"):
+    needs_s = 20.0 if quick else 90.0 + seconds
+    if sheet.item("engine", run, needs_s=needs_s).outcome is Outcome.FAIL:
+        for name in _AFTER:
             if name not in sheet.verdicts:
                 sheet.note(name, skipped("the engine failed"))
+
+
+def _keep_logs(folder: Path, sheet: Sheet) -> None:
+    """What the workers said, beside the sheet's file; after a failure its end is told too, for people who see no files."""
+    said = "".join(f"--- {one.name}\n{one.read_text(errors='replace')}" for one in sorted(folder.glob("logs/*.log")))
+    if sheet.path is not None:
+        sheet.path.with_suffix(".log").write_text(said)
+    if sheet.those(Outcome.FAIL):
+        sys.stderr.write(said[-4000:])
 
 
 if __name__ == "__main__":

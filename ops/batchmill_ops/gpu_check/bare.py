@@ -1,6 +1,6 @@
 """Output tokens per second of a bare engine, without Batchmill; run in a process of its own, pinned as a worker is.
 
-``python -m batchmill_ops.gpu_check.bare ENGINE FOLDER DEVICE ROWS MAX_TOKENS SECONDS`` prints the figure last.
+``python -m batchmill_ops.gpu_check.bare ENGINE FOLDER DEVICE ROWS MAX_TOKENS SECONDS SHAPE`` prints the figure last.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from batchmill_workers.gpu.listing import pin_by_numbers
 
-from .local_model import prompts
+from .local_model import SHAPES, Shape, prompts
 
 _POOL_BATCHES = 8
 
 
-def by_transformers(folder: str, device: str, rows: int, max_tokens: int, seconds: float) -> float:
+def by_transformers(folder: str, device: str, rows: int, max_tokens: int, seconds: float, shape: Shape) -> float:
     """``generate`` over batches of ``rows`` prompts sorted by length, for at least that long."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -26,7 +26,7 @@ def by_transformers(folder: str, device: str, rows: int, max_tokens: int, second
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    texts = sorted((_rendered(tokenizer, p) for p in prompts(rows * _POOL_BATCHES)), key=len)
+    texts = sorted((_rendered(tokenizer, p) for p in prompts(rows * _POOL_BATCHES, shape)), key=len)
 
     def batch(number: int) -> int:
         start = number % _POOL_BATCHES * rows
@@ -45,7 +45,7 @@ def by_transformers(folder: str, device: str, rows: int, max_tokens: int, second
     return done / (time.monotonic() - began)
 
 
-def by_vllm(folder: str, _device: str, rows: int, max_tokens: int, seconds: float) -> float:
+def by_vllm(folder: str, _device: str, rows: int, max_tokens: int, seconds: float, shape: Shape) -> float:
     """One list of prompts, as many as fill that time."""
     pin_by_numbers(os.environ)
     vllm = importlib.import_module("vllm")
@@ -56,7 +56,7 @@ def by_vllm(folder: str, _device: str, rows: int, max_tokens: int, seconds: floa
     def run(count: int) -> float:
         texts = [
             {"prompt_token_ids": tokenizer.encode(_rendered(tokenizer, p), add_special_tokens=False)}
-            for p in prompts(count)
+            for p in prompts(count, shape)
         ]
         began = time.monotonic()
         outputs = engine.generate(texts, sampling, use_tqdm=False)
@@ -72,9 +72,9 @@ def _rendered(tokenizer: Any, prompt: str) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    engine, folder, device, rows, max_tokens, seconds = arguments
+    engine, folder, device, rows, max_tokens, seconds, shape = arguments
     run = {"transformers": by_transformers, "vllm": by_vllm}[engine]
-    sys.stdout.write(f"\n{run(folder, device, int(rows), int(max_tokens), float(seconds))}\n")
+    sys.stdout.write(f"\n{run(folder, device, int(rows), int(max_tokens), float(seconds), SHAPES[shape])}\n")
 
 
 if __name__ == "__main__":

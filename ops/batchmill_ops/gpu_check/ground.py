@@ -20,6 +20,8 @@ from batchmill_ops.stack import attach
 from batchmill_producers.submit import Submission, submit
 from batchmill_workers.launch import Supervisor, plan_gpu
 
+from .local_model import Shape
+
 T = TypeVar("T")
 _LOOK_EVERY_S = 0.2
 _ENDED = (JobState.DONE, JobState.PAUSED, JobState.FAILED, JobState.CANCELLED)
@@ -35,6 +37,7 @@ class Ground:
     engine: str
     pinned: Mapping[str, str]  # variables that pin a process to the slot
     engine_device: str
+    shape: Shape
     max_tokens: int
 
     @property
@@ -50,17 +53,18 @@ class Ground:
         table = f'\n[models.{name}]\nengine = "{engine}"\nsource = "{self.model_folder}"\ndevice_usd_per_hour = 1.0\n'
         return f"{table}options = {{ {options} }}\n"
 
-    def python(self, *arguments: str, timeout_s: float) -> str:
-        """What a Python process that is pinned to the slot prints. Raises RuntimeError with its last words."""
-        command = [sys.executable, "-P", *arguments]
-        done = subprocess.run(
-            command, env=dict(self.pinned), capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-        if done.returncode:
-            sys.stderr.write(done.stderr)
-            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise RuntimeError(f"{' '.join(arguments[:3])} ended with {done.returncode}: {last}")
-        return done.stdout
+
+def run_python(environment: Mapping[str, str], *arguments: str, timeout_s: float) -> str:
+    """What a Python process with that environment prints. Raises RuntimeError with its last words."""
+    command = [sys.executable, "-P", *arguments]
+    done = subprocess.run(
+        command, env=dict(environment), capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    if done.returncode:
+        sys.stderr.write(done.stderr)
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"{' '.join(arguments[:2])} ended with {done.returncode}: {last}")
+    return done.stdout
 
 
 class Mill:
@@ -114,7 +118,7 @@ def milling(ground: Ground, model: str) -> Iterator[Mill]:
         supervisor.start()
         mill = Mill(stack.settings, stack.database, supervisor, model)
         try:
-            mill.until("the worker is ready", lambda: _ready(mill), timeout_s=180)
+            mill.until("the worker is ready", lambda: _ready(mill), timeout_s=120)
             yield mill
         finally:
             supervisor.stop()

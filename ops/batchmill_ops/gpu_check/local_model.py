@@ -1,7 +1,11 @@
-"""A chat model with random weights, made here: as much work for a device as a real one, and no download."""
+"""A chat model with random weights, made here: as much work for a device as a real one, and no download.
+
+``python -m batchmill_ops.gpu_check.local_model FOLDER SHAPE DEVICE`` prints its parameters last.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,22 +19,34 @@ _TEMPLATE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Size:
-    """The shape of a Llama model. Heads are 64 wide, every fourth has keys and values of its own."""
+class Shape:
+    """The shape of a Llama model, and of the prompts for it. Heads are 64 wide, every fourth has keys and values of its
+    own.
+    """
 
+    name: str
     hidden: int
     layers: int
+    prompt_bytes: int  # a token each
 
     @property
     def heads(self) -> int:
         return max(4, self.hidden // 64)
 
+    @property
+    def disk_bytes(self) -> int:
+        """What the check writes: the weights, and a database and logs of some hundred MB."""
+        return int(1.1 * 2 * self.layers * 14.5 * self.hidden**2) + (200 << 20)
 
-BILLION = Size(hidden=2048, layers=17)  # 61 million parameters a layer
-TINY = Size(hidden=64, layers=2)
+
+# Few wide layers and prompts of a thousand tokens: work that keeps a large GPU busy. With 17 layers of a quarter of the
+# size, the same parameters, Python could not start kernels as fast as an H200 computes them, whoever calls them.
+_BILLION = Shape(name="billion", hidden=4096, layers=4, prompt_bytes=1000)
+_TINY = Shape(name="tiny", hidden=64, layers=2, prompt_bytes=100)
+SHAPES = {one.name: one for one in (_BILLION, _TINY)}
 
 
-def build(folder: Path, size: Size, *, device: str) -> int:
+def build(folder: Path, size: Shape, *, device: str) -> int:
     """Writes the model in bfloat16 with its tokenizer; answers its parameters. Its answers never end by themselves."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -55,7 +71,9 @@ def build(folder: Path, size: Size, *, device: str) -> int:
     with torch.device(device):
         model: Any = LlamaForCausalLM(config).to(torch.bfloat16)
     with torch.no_grad():
-        model.lm_head.weight[1].zero_()  # its logit is 0, and among hundreds of others some are always above
+        model.lm_head.weight[
+            : len(_MARKS)
+        ].zero_()  # their logits are 0; among hundreds of others some are always above
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return sum(p.numel() for p in model.parameters())
@@ -85,6 +103,13 @@ def _tokenizer() -> Any:
     return made
 
 
-def prompts(count: int) -> list[str]:
-    """Prompts of 40 to 240 bytes."""
-    return [f"Tell me about thing number {n}: " + "more, " * (n * 7 % 35) for n in range(count)]
+def prompts(count: int, shape: Shape) -> list[str]:
+    """Prompts of nearly the same length: whoever sorts them by length first gains nothing by it."""
+    texts = (f"Tell me about thing number {n:06}: " for n in range(count))
+    return [
+        text + "more, " * ((shape.prompt_bytes - len(text)) // 6) + "!" * (n * 7 % 35) for n, text in enumerate(texts)
+    ]
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1]), SHAPES[sys.argv[2]], device=sys.argv[3]))  # noqa: T201

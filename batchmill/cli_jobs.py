@@ -104,8 +104,10 @@ def results_command(
         count = to.write(database, record.id, statuses=chosen)
     if to.path is not None:
         say(f"{count:,} results written to {to.path}")
-    if count == 0 and chosen is None and not record.ended:
-        say(f"job {record.public_id} has no results yet; it is {record.state}")
+    if chosen is None and not record.ended:
+        some = f"has results for {count:,} of {record.n_rows:,} rows so far" if count else "has no results yet"
+        unread = "" if record.loaded else ", and its data set is not read to its end"
+        say(f"job {record.public_id} {some}; it is {record.state}{unread}")
 
 
 def costs_command(

@@ -149,10 +149,12 @@ def end(conn: Connection, job_id: int) -> None:
 def stop(conn: Connection, job_id: int, reason: str) -> bool:
     """The source of an open job failed: it is `paused` with the reason until the same key goes on. Idempotent.
 
-    Answers whether this call paused it; the reason of one that is paused already stays.
+    Answers whether this call paused it; the reason of one that is paused already stays, and one that another loader has
+    read to its end needs no source any more.
     """
     leave(conn, job_id)
-    return jobs.pause(conn, job_id, kind=_SOURCE, reason=reason)
+    now = lock(conn, job_id)
+    return now is not None and not now.loaded and jobs.pause(conn, job_id, kind=_SOURCE, reason=reason)
 
 
 def drop(conn: Connection, job_id: int) -> bool:

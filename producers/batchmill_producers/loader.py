@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
 from batchmill_core.errors import JobError
-from batchmill_core.job import Rows
+from batchmill_core.job import JobState, Rows
 from batchmill_db import chunks, jobs, loading
 from batchmill_db.chunks import Doorbell, NewChunk
 from batchmill_db.jobs import JobRecord
@@ -114,9 +114,11 @@ class Loader:
 
     def _keep(self, conn: Connection, payloads: list[Payload]) -> list[tuple[int, int, str]]:
         """Payloads and their chunks in one transaction, unless rows are saved there already: then answers these."""
-        self._check(conn)
+        now = self._locked(conn)
         if there := loading.saved_from(conn, self.job.id, payloads[0].first_row):
             return there
+        if now.loaded:
+            raise self._saved.more(payloads[0].first_row)
         jobs.add_payloads(
             conn, self.job.id, [(p.first_row, p.n_rows, p.requests, p.inputs, p.digest) for p in payloads]
         )
@@ -126,10 +128,12 @@ class Loader:
         self._note(conn, payloads[-1].first_row + payloads[-1].n_rows)
         return []
 
-    def _check(self, conn: Connection) -> None:
+    def _locked(self, conn: Connection) -> loading.Reading:
+        """How the job stands. One that another loader has finished goes through too: its rows have to be these."""
         now = loading.lock(conn, self.job.id)
-        if now is None or not now.takes_rows:
+        if now is None or not (now.takes_rows or (now.loaded and now.state is not JobState.CANCELLED)):
             raise NotLoading
+        return now
 
     def _note(self, conn: Connection, n_rows: int) -> None:
         skipped = [asdict(b) for b in itertools.islice(self.source.bad_rows, 1000)]
@@ -143,9 +147,11 @@ class Loader:
         )
 
     def _finish(self, conn: Connection) -> None:
-        self._check(conn)
+        now = self._locked(conn)
         for first, _, _ in loading.saved_from(conn, self.job.id, self.n_rows):
             raise JobError(f"another loader of job {self.job.public_id} has read more: rows from {first:,} on")
+        if now.loaded:
+            raise NotLoading
         self._note(conn, self.n_rows)
         loading.end(conn, self.job.id)
         jobs.finish(conn)  # all rows may be answered already, and no worker be left to notice

@@ -241,7 +241,7 @@ def _fail(database: Database, loader: Loader, fault: BaseException, *, keyed: bo
     except DatabaseError as second:  # the fault that came first is what is told
         _give_up(database, job, second)
         return
-    if opened and isinstance(fault, BatchmillError) and not isinstance(fault, DatabaseError):
+    if opened and isinstance(fault, BatchmillError) and not isinstance(fault, (DatabaseError, OtherData)):
         _stopped(job, loader, fault)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import signal
 import sqlite3
@@ -15,13 +17,16 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from batchmill_core.errors import JobStopped
+from batchmill_core.errors import JobError, JobStopped
 from batchmill_core.job import JobState
+from batchmill_core.request import RowStatus
 from batchmill_db import jobs
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import result
 from batchmill_ops.simulator import SimulatorConfig
 from batchmill_ops.simulator.process import simulated
+from batchmill_producers.export import write_results
+from batchmill_producers.retry import retry
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, until
 
@@ -30,6 +35,7 @@ HALF = 60
 CHUNK = 20
 FAST = SimulatorConfig(latency_s=0.02)
 KEY = "eager-key"
+BUDGET_NANOUSD = 400_000  # room for some of the first half
 
 
 class PipeBrokeError(Exception):
@@ -57,6 +63,12 @@ def by_key(mill: Mill) -> JobRecord:
         found = jobs.by_key(conn, KEY)
     assert found is not None
     return found
+
+
+def exported(mill: Mill, job: JobRecord) -> list[dict[str, Any]]:
+    out = io.BytesIO()
+    write_results(mill.database, job.id, out, format="jsonl")
+    return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 def eagerly(mill: Mill, data: Any) -> JobRecord:
@@ -114,6 +126,85 @@ def test_a_source_that_fails_again_before_anything_new_is_read_pauses_its_job_ag
 
     assert (paused.state, paused.reason_kind) == (JobState.PAUSED, "source")
     assert len(mill.bill()) == ROWS
+
+
+def test_a_budget_that_is_used_up_while_rows_still_come_pauses_the_job_and_the_rest_is_read(
+    make_mill: MakeMill,
+) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+
+    def slowly() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("the budget is used up", lambda: by_key(mill).state is JobState.PAUSED)
+        yield from rows()[HALF:]
+
+    job = mill.submit(slowly(), chunk_size=CHUNK, key=KEY, eager=True, budget_nanousd=BUDGET_NANOUSD)
+    kept, spent = answered(mill), mill.job(job.id).held_nanousd
+    mill.database.run(lambda conn: jobs.resume(conn, job.id, budget_nanousd=100 * BUDGET_NANOUSD))
+    done = mill.wait_done(job)
+
+    assert (job.state, job.reason_kind, job.loaded, job.n_rows) == (JobState.PAUSED, "budget", True, ROWS)
+    assert 0 < kept < HALF
+    assert spent <= BUDGET_NANOUSD
+    assert (done.by_status["ok"], len(mill.bill())) == (ROWS, ROWS)
+    mill.invariants(job)
+
+
+def test_a_job_that_is_cancelled_while_rows_still_come_keeps_what_was_answered(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+
+    def slowly() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("the first half is answered", lambda: answered(mill) == HALF)
+        mill.database.run(lambda conn: jobs.cancel(conn, by_key(mill).id))
+        yield from rows()[HALF:]
+
+    with pytest.raises(JobError, match="was cancelled while its data set was being read"):
+        eagerly(mill, slowly())
+
+    job = by_key(mill)
+    assert (job.state, job.n_rows) == (JobState.CANCELLED, HALF)
+    assert [line["status"] for line in exported(mill, job)] == ["ok"] * HALF
+    mill.invariants(job)
+
+
+def test_an_export_while_rows_still_come_holds_what_is_answered_and_later_all(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+    early: list[dict[str, Any]] = []
+
+    def slowly() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("the first half is answered", lambda: answered(mill) == HALF)
+        early.extend(exported(mill, by_key(mill)))
+        yield from rows()[HALF:]
+
+    job = mill.wait_done(eagerly(mill, slowly()))
+    late = exported(mill, job)
+
+    assert [line["row"] for line in early] == list(range(HALF))
+    assert late[:HALF] == early
+    assert [line["input"]["n"] for line in late] == list(range(ROWS))
+
+
+def test_rows_that_failed_while_others_still_came_are_asked_again_by_retry(make_mill: MakeMill) -> None:
+    mill = make_mill(provider=FAST)
+    mill.start_worker()
+
+    def slowly() -> Iterator[dict[str, Any]]:
+        yield from rows()[:HALF]
+        until("the first half is answered", lambda: answered(mill) == HALF)
+        yield from rows()[HALF:]
+
+    job = mill.wait_done(eagerly(mill, slowly()))
+    asked = retry(mill.database, mill.settings, job.id, statuses=[RowStatus.OK])
+    done = mill.wait_done(job)
+
+    assert asked == done.by_status["ok"] == ROWS
+    assert len(mill.bill()) == 2 * ROWS
+    mill.invariants(job)
 
 
 LOADER = """

@@ -10,6 +10,7 @@ from sqlalchemy import update
 
 from batchmill.cli import main
 from batchmill_core.job import JobState
+from batchmill_core.request import RowStatus
 from batchmill_db import jobs, loading
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import job as job_table
@@ -80,6 +81,18 @@ def test_pausing_it_names_the_way_that_works(folder: PreparedFolder, capsys: pyt
     assert "batchmill resume" not in said
     assert main(["resume", KEY]) == 2
     assert f"with --key {KEY}: it goes on from there" in capsys.readouterr().err
+
+
+def test_an_export_of_it_says_that_it_is_not_all(folder: PreparedFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    job = half_read(folder, state=JobState.OPEN)
+    folder.answer(job, [RowStatus.OK] * 4)
+
+    assert main(["results", KEY, "-o", "o.jsonl"]) == 0
+
+    assert capsys.readouterr().err.splitlines() == [
+        "4 results written to o.jsonl",
+        f"job {job.public_id} has results for 4 of 4 rows so far; it is open, and its data set is not read to its end",
+    ]
 
 
 def test_one_that_is_read_on_is_nothing_to_worry_about(

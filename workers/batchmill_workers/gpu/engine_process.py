@@ -8,6 +8,7 @@ gone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import orjson
 
 from .frames import HEADER, Frame, encode
 from .process_group import end_group
+
+log = logging.getLogger(__name__)
 
 _END_TIMEOUT_S = 20.0
 
@@ -45,6 +48,7 @@ class EngineProcess:
         self._calls: dict[int, tuple[asyncio.Future[Frame], Callable[[Frame], None]]] = {}
         self._last_id = 0
         self._lost: str | None = "the engine's process is not started"
+        self._last_words = ""
         self._died: ProcessLost | None = None  # what it said itself
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -59,7 +63,11 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def start(self, configuration: Mapping[str, Any], *, timeout_s: float) -> Frame:
-        """Starts the process and waits until it is ready. Raises ProcessLost with its reason if it is not."""
+        """Starts the process and waits until it is ready. Raises ProcessLost with its reason if it is not.
+
+        Raises TypeError, before anything is started, for a configuration that JSON cannot hold.
+        """
+        encode(configuration)
         try:
             reader = await self._launch()
             self._send(configuration)
@@ -68,8 +76,9 @@ class EngineProcess:
         except TimeoutError:
             await self.close()
             raise ProcessLost(f"the engine's process was not ready within {timeout_s:.0f} s") from None
-        except (EOFError, OSError):
-            raise ProcessLost(await self._ending()) from None
+        except (EOFError, OSError) as fault:
+            how = await self._ending()
+            raise ProcessLost(how or f"the engine's process cannot be started: {fault}") from None
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -109,9 +118,13 @@ class EngineProcess:
 
     async def _launch(self) -> asyncio.StreamReader:
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = _spawn(self._module, theirs.fileno())
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        try:
+            with theirs:
+                self._process = _spawn(self._module, theirs.fileno())
+            reader, self._writer = await asyncio.open_connection(sock=ours)
+        except BaseException:  # cancelled as well: a process that was started sees the channel close, and ends
+            ours.close()
+            raise
         return reader
 
     def _send(self, frame: Mapping[str, Any]) -> None:
@@ -125,6 +138,10 @@ class EngineProcess:
         except (EOFError, OSError):
             how = await self._ending()
             self._fail_calls(self._died or ProcessLost(how))
+        except Exception as fault:  # calls must not wait for ever for a process that nobody listens to any more
+            log.exception("engine_message_not_taken module=%s", self._module)
+            self._fail_calls(ProcessLost(f"a message of the engine's process cannot be taken: {fault!r}"))
+            await self._ending()
 
     def _deliver(self, frame: Frame) -> None:
         number = frame.get("id")

@@ -29,13 +29,19 @@ _PR_SET_CHILD_SUBREAPER = 36  # what the server leaves behind becomes the guard'
 
 
 class _Log:
-    """The server's output, in a file that starts anew when it is full."""
+    """The server's output, in a file that starts anew when it is full. What a full disk does not take is left out."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("ab", buffering=0)
 
     def write(self, piece: bytes) -> None:
+        try:
+            self._write(piece)
+        except OSError:
+            return
+
+    def _write(self, piece: bytes) -> None:
         if self._file.tell() + len(piece) > LOG_BYTES:
             self._file.close()
             self._path.replace(self._path.with_name(self._path.name + ".1"))

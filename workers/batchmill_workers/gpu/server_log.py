@@ -23,7 +23,10 @@ def log_path(model: str, environment: Mapping[str, str]) -> Path:
 
 
 def size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    try:
+        return path.stat().st_size
+    except OSError:  # not there yet, or not to be looked at: starting the server says so
+        return 0
 
 
 def last_words(path: Path, begin: int = 0) -> str:

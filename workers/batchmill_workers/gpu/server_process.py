@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from . import server_guard
 
@@ -47,10 +47,13 @@ class ServerProcess:
     @classmethod
     async def start(cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> ServerProcess:
         """Starts the command with this environment, its output going to ``log``. Raises ServerLost when it cannot."""
-        log.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = socket.socketpair()
-        with theirs:
-            guard = _spawn(command, environment, log, theirs.fileno())
+        try:
+            with theirs, _opened(log) as output:
+                guard = _spawn(command, environment, log, theirs.fileno(), output)
+        except (OSError, ServerLost) as fault:
+            ours.close()
+            raise ServerLost(f"it cannot be started: {fault}") from fault
         writer = None
         try:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -105,19 +108,30 @@ def how_it_ended(status: int) -> str:
     return f"the server was killed by signal {-status} ({name})"
 
 
-def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path, channel: int) -> subprocess.Popen[bytes]:
+def _opened(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as fault:
+        raise ServerLost(
+            f"its log {log} cannot be written: {fault.strerror or fault}; name another as log_file"
+        ) from fault
+
+
+def _spawn(
+    command: Sequence[str], environment: Mapping[str, str], log: Path, channel: int, output: BinaryIO
+) -> subprocess.Popen[bytes]:
     """In a session of its own: a Ctrl-C at the terminal reaches the worker alone, which drains first."""
     guard = [sys.executable, "-I", "-S", str(Path(server_guard.__file__)), str(channel), str(log), *command]
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            guard,
-            env=environment,
-            pass_fds=[channel],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    return subprocess.Popen(
+        guard,
+        env=environment,
+        pass_fds=[channel],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
 
 
 async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:

@@ -43,7 +43,13 @@ MEMORY = [
     RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4000000000 bytes."),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
     RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    RuntimeError(
+        'NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/'
+        'CUDACachingAllocator.cpp":1090, please report a bug to PyTorch.'
+    ),
+    RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
     RuntimeError("std::bad_alloc"),
     RuntimeError("Exception from src/inference/src/cpp/infer_request.cpp:223:\n[GPU] CL_OUT_OF_RESOURCES"),
 ]

@@ -11,12 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed; make test installs it")
 
+from batchmill_workers.gpu import transformers_device  # noqa: E402
 from batchmill_workers.gpu.batching import Item, Limits  # noqa: E402
 from batchmill_workers.gpu.batching_queue import Batcher  # noqa: E402
 from batchmill_workers.gpu.batching_sizes import Sizes  # noqa: E402
 from batchmill_workers.gpu.frames import Frame  # noqa: E402
 from batchmill_workers.gpu.transformers_calls import Calls  # noqa: E402
 from batchmill_workers.gpu.transformers_device import Device  # noqa: E402
+from batchmill_workers.gpu.transformers_loading import precision  # noqa: E402
 from batchmill_workers.gpu.transformers_work import Answered, Piece  # noqa: E402
 
 DEADLINE_S = 30.0
@@ -190,6 +192,45 @@ def test_short_rows_do_not_wait_for_a_long_one() -> None:
     assert set(bench.ended) == {2, 3}
 
 
+def test_rows_of_a_device_that_is_lost_keep_their_turn_and_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    begun, all_wait = threading.Event(), threading.Event()
+
+    def lost(_rows: Sequence[Item]) -> None:
+        begun.set()
+        all_wait.wait(DEADLINE_S)
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nand more")
+
+    monkeypatch.setattr(transformers_device.os, "_exit", ended.append)
+    with computing(Bench(lost, max_rows=1)) as bench:
+        bench.put(1)
+        begun.wait(DEADLINE_S)
+        bench.put(2)
+        all_wait.set()
+        bench.wait_for(1, 2)
+
+    expected = {"kind": "engine_down", "message": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
+    assert [bench.ended[n]["error"] for n in (1, 2)] == [expected, expected]
+    assert ended == [transformers_device.BROKEN_DEVICE]
+
+
+def test_rows_of_a_sticky_fault_are_left_to_the_end_of_the_process_which_may_be_their_doing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+
+    def broken(_rows: Sequence[Item]) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(transformers_device.os, "_exit", ended.append)
+    with computing(Bench(broken)) as bench:
+        bench.put(1)
+        bench.thread.join(DEADLINE_S)
+
+    assert ended == [transformers_device.BROKEN_DEVICE]
+    assert bench.ended == {}
+
+
 def test_what_the_last_batch_taught_is_told_before_the_device_idles() -> None:
     with computing(Bench(lambda _rows: None)) as bench:
         bench.put(1, wanted=2)  # nothing is learned at the first step, when the first news are due
@@ -211,3 +252,15 @@ def test_a_cancelled_row_leaves_the_device() -> None:
         bench.wait_for(2)
 
     assert set(bench.ended) == {2}
+
+
+@pytest.mark.parametrize(("real", "dtype"), [(True, "bfloat16"), (False, "float16")])
+def test_a_gpu_that_has_bfloat16_by_emulation_only_computes_in_float16(
+    monkeypatch: pytest.MonkeyPatch, real: bool, dtype: str
+) -> None:
+    def supported(including_emulation: bool = True) -> bool:  # as torch answers on such GPUs
+        return real or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+
+    assert str(precision("auto", "cuda:0")) == f"torch.{dtype}"

@@ -13,13 +13,15 @@ from collections.abc import Iterator
 _HINTS = "CUDA kernel errors might"
 
 _MEMORY = re.compile(
-    r"""out\ of\ memory              # CUDA and HIP (cudaErrorMemoryAllocation), MPS, OpenVINO, OpenCL
+    r"""out[ _]of[ _]memory          # CUDA (CUDA_ERROR_OUT_OF_MEMORY too) and HIP, MPS, OpenVINO, OpenCL
       | (can't|cannot)\ allocate\ memory  # torch's DefaultCPUAllocator; ENOMEM
       | not\ enough\ memory          # torch's DefaultCPUAllocator elsewhere
       | std::bad_alloc
       | (failed|unable)\ to\ allocate
       | STATUS_ALLOC_FAILED          # cuBLAS, cuDNN, cuFFT (CUFFT_ALLOC_FAILED), cuSOLVER, cuSPARSE
       | CUFFT_ALLOC_FAILED
+      | CUDNN_STATUS_INTERNAL_ERROR_(DEVICE|HOST)_ALLOCATION_FAILED
+      | NVML_SUCCESS\ ==\ .*CUDACachingAllocator  # torch asks NVML who holds the memory, which is not there
       | CL_OUT_OF_RESOURCES | CL_MEM_OBJECT_ALLOCATION_FAILURE
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -37,7 +39,8 @@ _STICKY = re.compile(
       | launch\ timed\ out
       | \bxid\b                      # NVIDIA's driver: the number says what happened
       | cuda\ error:\ (unknown\ error|context\ is\ destroyed)
-      | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR|MAPPING_ERROR|NOT_INITIALIZED)
+      | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_(EXECUTION_FAILED|MAPPING_ERROR|NOT_INITIALIZED)
+      | (CUBLAS|CUDNN|CUSOLVER|CUSPARSE)_STATUS_INTERNAL_ERROR(?!_(DEVICE|HOST)_ALLOCATION)
       | NCCL\ error
     """,
     re.IGNORECASE | re.VERBOSE,

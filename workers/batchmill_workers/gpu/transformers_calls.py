@@ -80,6 +80,13 @@ class Calls:
             self._send(failure(call.number, kind, message))
             return call.rows
 
+    def give_up(self, kind: str, message: str) -> None:
+        """Ends every call."""
+        with self._lock:
+            for call in list(self._by_number.values()):
+                self._forget(call)
+                self._send(failure(call.number, kind, message))
+
     def refuse(self, number: int, kind: str, message: str) -> None:
         """Ends a call that was never opened."""
         with self._lock:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from batchmill_workers.gpu.batching import Batch, Item
-from batchmill_workers.gpu.batching_faults import is_out_of_memory, is_sticky
+from batchmill_workers.gpu.batching_faults import is_device_lost, is_out_of_memory, is_sticky
 from batchmill_workers.gpu.batching_queue import Batcher
 from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.transformers_calls import Calls
@@ -98,6 +98,8 @@ class Device:
                 one.live = list(one.run.live)
         except Exception as error:  # whatever the device raises is these rows' trouble, or the process's
             fault = error
+            if is_device_lost(error):  # no row is to blame: all of them keep their turn
+                self._calls.give_up("engine_down", _first_line(error))
             if is_sticky(error):
                 raise
         if fault is not None:
@@ -120,9 +122,8 @@ class Device:
     def _failed(self, one: _Running, fault: Exception) -> None:
         waiting = [item for item in one.live if not self._calls.gone([item.number])]
         if not is_out_of_memory(fault):
-            said = f"{type(fault).__name__}: {fault}".splitlines()[0]
             for item in waiting:
-                self._calls.failed(item.number, "engine_failed", said)
+                self._calls.failed(item.number, "engine_failed", _first_line(fault))
             self._batcher.failed(one.batch)
             return
         fault.__traceback__ = None  # its frames hold the batch's tensors
@@ -144,6 +145,10 @@ class Device:
         figures = {"batch_rows": self._batcher.batch_rows, "bubble_ns": self._batcher.bubble_ns}
         sizes: dict[str, Any] = {str(c): rows for c, rows in self._batcher.learned().items()}
         self._calls.news({"figures": figures, "batch_sizes": sizes})
+
+
+def _first_line(fault: Exception) -> str:
+    return f"{type(fault).__name__}: {fault}".splitlines()[0]
 
 
 def _free() -> None:

@@ -337,6 +337,15 @@ def test_an_engine_that_ran_out_of_memory_says_what_to_lower_and_blames_the_rows
     assert not device_lost
 
 
+def test_a_killed_process_of_several_is_the_cause_and_not_what_follows_from_it() -> None:
+    lines = [
+        "ERROR 12-01 06:35:34 [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly (exit code: None), end",
+        "(EngineCore pid=1) ERROR 12-01 06:35:39 [core.py:1512] RuntimeError: cancelled",
+    ]
+
+    assert root_cause(lines) == "Worker proc VllmWorker-0 died unexpectedly (exit code: None)"
+
+
 def test_a_device_that_is_lost_blames_no_row() -> None:
     assert death(["RuntimeError: CUDA error: uncorrectable ECC error encountered"]) == (
         "vLLM's engine died: RuntimeError: CUDA error: uncorrectable ECC error encountered",

@@ -11,6 +11,7 @@ from batchmill_workers.gpu.batching_faults import is_device_lost
 _LOG_PREFIX = re.compile(r"^(?:\([^)]*\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\]\s*)?")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")  # versions before 0.12 colour the first part of the prefix
 _ERROR_LINE = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception)|Exception)(?:: (.+)|$)")
+_DIED_LINE = re.compile(r"^(?:Worker|Engine core) proc .*? died unexpectedly(?: \([^)]*\))?")
 _INVALID_VALUE = re.compile(
     r"^1 validation error for \w+ (?:Value|Assertion) error, "
 )  # pydantic's, before the message
@@ -25,6 +26,9 @@ _BY_KERNEL = ", as the kernel does when the host's memory is used up"
 def root_cause(lines: Iterable[str]) -> str | None:
     """The first error that a log tells and that is not the consequence of another one, without its class for ours."""
     for line in lines:
+        died = _DIED_LINE.match(_plain(line))
+        if died:
+            return died[0]
         found = _ERROR_LINE.match(_plain(line))
         if found and not _follows(found[2] or ""):
             return f"{found[1]}: {found[2]}" if found[2] else found[1]

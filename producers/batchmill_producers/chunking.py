@@ -47,9 +47,10 @@ def pack_row(row: Row, request: Request) -> PackedRow:
     """Raises SourceError naming the row when it cannot be written as JSON."""
     try:
         return PackedRow(request=encode_request(request), input=encode_input(row))
-    except SourceError as error:
+    except (SourceError, RecursionError) as error:
         at = f"row {row.index}" if row.line is None else f"{row.source} line {row.line}"
-        raise SourceError(f"{at}: {error}") from error
+        what = "nested too deeply to be stored" if isinstance(error, RecursionError) else error
+        raise SourceError(f"{at}: {what}") from error
 
 
 def size_chunks(

@@ -14,28 +14,15 @@ import zstandard
 
 from batchmill_core.errors import SourceError
 
+from .source_marks import GZIP_MAGIC, UTF8_BOM, ZSTD_MAGIC, refuse_foreign, refuse_wide
+
 if TYPE_CHECKING:
     from .source_parts import Location
 
 BLOCK_BYTES = 256 * 1024
 # zstd can blow up a block of input several hundred times, so what is fed to it at once is kept small.
 _ZSTD_BLOCK_BYTES = 16 * 1024
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _HEAD_BYTES = 8  # the longest of the marks that tell a format or an encoding
-_UTF8_BOM = b"\xef\xbb\xbf"
-# UTF-32-LE starts like UTF-16-LE, so it is looked for first.
-_WIDE_BOMS = (
-    (b"\xff\xfe\0\0", "utf-32"),
-    (b"\0\0\xfe\xff", "utf-32"),
-    (b"\xff\xfe", "utf-16"),
-    (b"\xfe\xff", "utf-16"),
-)
-_FOREIGN_MAGIC = (
-    (b"PK\x03\x04", "a ZIP archive or Excel workbook, not text; export it as .jsonl or .csv"),
-    (b"PAR1", "a Parquet file, not text; name it .parquet"),
-    (b"ARROW1", "an Arrow file, not text; name it .arrow"),
-)
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 
 
@@ -46,7 +33,9 @@ def open_file(location: Location, *, encoding: str) -> Iterator[bytes]:
 
 
 def open_stdin(*, encoding: str) -> Iterator[bytes]:
-    """Blocks of standard input, decompressed and as UTF-8."""
+    """Blocks of standard input, decompressed and as UTF-8. Raises SourceError where it is closed."""
+    if sys.stdin is None:
+        raise SourceError("standard input is closed; name a file, or pipe JSON Lines in")
     yield from _decoded(sys.stdin.buffer, name="stdin", encoding=encoding, must_be="")
 
 
@@ -54,7 +43,7 @@ def check_encoding(encoding: str) -> None:
     """Raises SourceError unless Python knows ``encoding`` as an encoding of text."""
     try:
         "".encode(encoding)
-    except LookupError as error:
+    except (LookupError, UnicodeError) as error:
         raise SourceError(
             f"encoding {encoding!r} is not known; usual ones are utf-8, utf-16, latin-1, cp1252, shift_jis, gb18030"
         ) from error
@@ -92,10 +81,12 @@ def decompressed(raw: BinaryIO, *, name: str, must_be: str) -> tuple[Iterator[by
     ``must_be`` is the last suffix. Raises SourceError, now or on the way, for data that is cut short or damaged.
     """
     head = _head(raw)
-    if head.startswith(_GZIP_MAGIC):
+    if head.startswith(GZIP_MAGIC):
         return _gunzipped(_Rejoined(head, raw), name=name), False
-    if head.startswith(_ZSTD_MAGIC):
+    if head.startswith(ZSTD_MAGIC):
         return _unzstd(chain([head], _blocks(raw, _ZSTD_BLOCK_BYTES)), name=name), False
+    if must_be in COMPRESSED_SUFFIXES and not head:
+        raise SourceError(f"{name} is empty: not even compressed data; fetch or write it again")
     if must_be in COMPRESSED_SUFFIXES:
         kind = "gzip" if must_be == ".gz" else "zstd"
         raise SourceError(f"{name} ends in {must_be} but is not {kind} data; rename it, or fetch it again")
@@ -105,9 +96,7 @@ def decompressed(raw: BinaryIO, *, name: str, must_be: str) -> tuple[Iterator[by
 def _text_blocks(raw: BinaryIO, *, name: str, must_be: str) -> Iterator[bytes]:
     blocks, _ = decompressed(raw, name=name, must_be=must_be)
     first = next(blocks, b"")
-    for magic, advice in _FOREIGN_MAGIC:
-        if first.startswith(magic):
-            raise SourceError(f"{name} is {advice}")
+    refuse_foreign(first, name=name)
     return chain([first], blocks) if first else blocks
 
 
@@ -160,11 +149,9 @@ def _without_bom(blocks: Iterator[bytes], *, name: str) -> Iterator[bytes]:
         head += block
         if len(head) >= 4:
             break
-    for bom, encoding in _WIDE_BOMS:
-        if head.startswith(bom):
-            raise SourceError(f"{name} is {encoding.upper()} text; read it with --encoding {encoding}")
+    refuse_wide(head[:BLOCK_BYTES], name=name)
     if head:
-        yield head.removeprefix(_UTF8_BOM)
+        yield head.removeprefix(UTF8_BOM)
     yield from blocks
 
 

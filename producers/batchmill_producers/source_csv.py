@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from batchmill_core.errors import SourceError
@@ -15,6 +17,8 @@ from .source_jsonl import BadLine, Parsed, not_utf8
 if TYPE_CHECKING:
     from _csv import Reader
 
+_OTHER_SEPARATORS = (";", "\t", "|")
+_SAYS_SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 MAX_CELL_CHARS = 512 * 1024 * 1024
 
 
@@ -25,7 +29,10 @@ def read_csv(blocks: Iterable[bytes], *, name: str, delimiter: str) -> Iterator[
     """
     _allow_large_cells()
     lines = _Lines(blocks)
-    records = _records(lines, csv.reader(lines, delimiter=delimiter, strict=True), name=name)
+    head, delimiter, is_told = _separated(iter(lines), delimiter)
+    records = _records(lines, csv.reader(head, delimiter=delimiter, strict=True), name=name)
+    if is_told:
+        next(records)
     header = _header(records, name=name)
     width = len(header)
     for line, cells, mended in records:
@@ -35,6 +42,24 @@ def read_csv(blocks: Iterable[bytes], *, name: str, delimiter: str) -> Iterator[
             yield line, dict(zip(header, cells, strict=True)), mended
         elif any(cell.strip() for cell in cells):
             yield line, BadLine(_wrong_width(len(cells), width)), False
+
+
+def _separated(lines: Iterator[str], given: str) -> tuple[Iterator[str], str, bool]:
+    """All lines, what separates their cells, and whether the first one does nothing but say so, as Excel writes it.
+
+    A .csv whose header has no comma is separated by what the header does have, as spreadsheets do it where a comma
+    stands in numbers.
+    """
+    blank: list[str] = []
+    for line in lines:
+        lines = chain([*blank, line], lines)
+        if told := _SAYS_SEPARATOR.fullmatch(line):
+            return lines, told[1], True
+        if line.strip():
+            found = max(_OTHER_SEPARATORS, key=line.count)
+            return lines, found if given == "," and "," not in line and found in line else given, False
+        blank.append(line)
+    return iter(blank), given, False
 
 
 _Record = tuple[int, "list[str] | BadLine", bool]

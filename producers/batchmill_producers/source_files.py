@@ -31,6 +31,7 @@ _KINDS = {
 }
 FORMATS = tuple(_KINDS)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+_OTHER_PACKINGS = (".bz2", ".xz", ".lz4", ".br", ".zip", ".7z", ".tar", ".tgz", ".snappy")
 _SHOWN_KINDS = 4
 
 
@@ -42,6 +43,8 @@ def file_parts(dataset: str | Path, *, encoding: str) -> tuple[str, list[Part]]:
     if str(dataset) == "-":
         read = partial(_read_stdin, encoding)
         return "stdin", [Part(name="stdin", read=read, where=lambda line: f"stdin line {line}")]
+    if not str(dataset).strip():
+        raise SourceError("the name of the data set is empty; is a variable not set? (this folder is: .)")
     is_remote = isinstance(dataset, str) and is_url(dataset)
     name, locations = locate_url(str(dataset)) if is_remote else locate(Path(dataset))
     _check_one_format(locations)
@@ -123,6 +126,8 @@ def _format_suffix(location: Location) -> str:
     suffixes = list(location.suffixes)
     if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
         suffixes.pop()
+    if suffixes and suffixes[-1] in _OTHER_PACKINGS:
+        raise SourceError(f"{location.shown}: {suffixes[-1]} is not read; unpack it, or pack it with gzip or zstd")
     if not suffixes or suffixes[-1] not in _KINDS:
         raise SourceError(
             f"{location.shown} has no known suffix; known ones: {', '.join(FORMATS)}, each also with .gz or "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from batchmill_core.errors import SourceError
 
-from .sanitize import sanitize
-from .source_jsonl import BadLine, Parsed, careful_decoder, nesting_or, not_an_object, read_jsonl
+from .source_jsonl import BadLine, Parsed, as_row, careful_decoder, nesting_or, read_jsonl
 
 _BLANK = " \t\r\n"
 
@@ -27,25 +26,34 @@ def read_json(blocks: Iterable[bytes], *, name: str) -> Iterator[Parsed]:
         if head.strip():
             break
     rest = chain([head], blocks)
-    return _elements(_Text(rest, name=name)) if head.lstrip().startswith(b"[") else read_jsonl(rest)
+    return _elements(_Text(rest, name=name)) if head.lstrip().startswith(b"[") else _lines(read_jsonl(rest))
+
+
+def _lines(rows: Iterator[Parsed]) -> Iterator[Parsed]:
+    """Lines, the first of which tells what is expected when it is none: it may be one object over many lines."""
+    for number, value, mended in islice(rows, 1):
+        if isinstance(value, BadLine):
+            reason = f"{value.reason} (a .json file holds one array of objects, or one object per line)"
+            yield number, BadLine(reason), mended
+        else:
+            yield number, value, mended
+    yield from rows
 
 
 def _elements(text: _Text) -> Iterator[Parsed]:
     text.take("[")
-    if text.peek() == "]":
-        return
-    while True:
+    more = text.peek() != "]"
+    while more:
         text.peek()
         line = text.line
-        yield (line, *_row(text.value()))
-        if text.peek() != ",":
-            text.take("]")
-            return
-        text.take(",")
-
-
-def _row(value: Any) -> tuple[dict[str, Any] | BadLine, bool]:
-    return sanitize(value) if isinstance(value, dict) else (not_an_object(value), False)
+        yield (line, *as_row(text.value()))
+        more = text.peek() == ","
+        if more:
+            text.take(",")
+            if text.peek() == "]":
+                raise text.fault("there is a comma before the end of the array; take it out")
+    text.take("]")
+    text.end()
 
 
 class _Text:
@@ -74,8 +82,20 @@ class _Text:
         found = self.peek()
         if found != expected:
             what = f"found {found!r}" if found else "the file ends"
-            raise SourceError(f"{self._name} line {self.line}: not valid JSON: {expected!r} expected, but {what}")
+            raise self.fault(f"{expected!r} expected, but {what}")
         self._advance(self._at + 1)
+
+    def fault(self, what: str) -> SourceError:
+        """An error that names the file and the line."""
+        return SourceError(f"{self._name} line {self.line}: not valid JSON: {what}")
+
+    def end(self) -> None:
+        """Raises SourceError when something follows: its rows would be left out without a word."""
+        if found := self.peek():
+            raise SourceError(
+                f"{self._name} line {self.line}: {found!r} follows after the end of the array; a .json file holds one array "
+                "of objects, or one object per line"
+            )
 
     def value(self) -> Any:
         """The next JSON value. One that is not whole yet is tried again when the text held has doubled."""
@@ -83,8 +103,9 @@ class _Text:
             try:
                 value, end = careful_decoder.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
+                cut = error.pos >= len(self._text.rstrip())
                 if not self._read_more(max(1, len(self._text) - self._at)):
-                    raise self._broken(error.msg) from error
+                    raise self._broken("the file ends within it; is it cut short?" if cut else error.msg) from error
                 continue
             except (ValueError, RecursionError) as error:
                 raise self._broken(nesting_or(error)) from error

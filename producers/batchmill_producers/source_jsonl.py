@@ -66,9 +66,17 @@ def parse_line(raw: bytes) -> tuple[dict[str, Any] | BadLine, bool]:
         return BadLine(_syntax_reason(text, error)), False
     except (ValueError, RecursionError) as error:
         return BadLine(nesting_or(error)), False
+    return as_row(value)
+
+
+def as_row(value: Any) -> tuple[dict[str, Any] | BadLine, bool]:
+    """A parsed value as a row, with its text mended, or why it is none."""
     if not isinstance(value, dict):
         return not_an_object(value), False
-    return sanitize(value)
+    try:
+        return sanitize(value)
+    except RecursionError as error:
+        return BadLine(nesting_or(error)), False
 
 
 def careful_loads(text: str) -> Any:
@@ -90,7 +98,20 @@ def nesting_or(error: Exception) -> str:
 def _syntax_reason(text: str, error: json.JSONDecodeError) -> str:
     if text.count("\0") > len(text) // 4:
         return "full of NUL bytes; if the file is UTF-16, read it with --encoding utf-16-le"
-    return f"not valid JSON: {error.msg} at column {error.pos + 1}"
+    return f"not valid JSON: {error.msg} at column {error.pos + 1}{_hint(text.strip(), error)}"
+
+
+def _hint(text: str, error: json.JSONDecodeError) -> str:
+    """What to do about the usual reasons why a line is no JSON."""
+    if text.startswith("["):
+        return "; a file that is one JSON array must be named .json"
+    if text == "{" or (text.startswith("{") and error.pos >= len(text)):
+        return "; an object has to stand on one line (as `jq -c .` writes it)"
+    if text.startswith("{") and text.endswith("},") and error.msg == "Extra data":
+        return "; take out the comma at the end of the line"
+    if text[:1] not in ("{", '"') and "," in text:
+        return "; a file of comma-separated values must be named .csv"
+    return ""
 
 
 def not_an_object(value: object) -> BadLine:

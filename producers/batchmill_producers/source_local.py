@@ -19,6 +19,8 @@ def locate(given: Path) -> tuple[str, list[Location]]:
     table writers call what is not data. Rows carry the path below the folder as their source.
     """
     path = given.expanduser()
+    if path.is_symlink() and not path.exists():
+        raise SourceError(f"{path} is a link to {path.readlink()}, which is not there")
     if path.is_dir():
         return path.resolve().name, _located(_files_below(path), base=path)
     if path.exists():

@@ -370,6 +370,34 @@ def test_rows_of_a_pipe_come_as_they_are_written(monkeypatch: pytest.MonkeyPatch
     sys.stdin.close()
 
 
+@pytest.mark.parametrize("after", ['[{"a": 2}]', '\n{"a": 2}', "x"])
+def test_what_follows_a_json_array_is_not_left_out_without_a_word(tmp_path: Path, after: str) -> None:
+    assert "follows after the end of the array" in refusal(write(tmp_path, "r.json", f'[{{"a": 1}}]{after}'))
+
+
+def test_an_array_that_is_packed_is_read_to_the_end_of_the_packing(tmp_path: Path) -> None:
+    data = gzip.compress(b'[{"a": 1}]' + b" " * 100_000)
+
+    assert "cut short" in refusal(write(tmp_path, "r.json.gz", data[:-20]))
+
+
+def test_one_object_over_many_lines_is_told_what_a_json_file_holds(tmp_path: Path) -> None:
+    words = refusal(write(tmp_path, "r.json", '{\n  "data": [{"a": 1}]\n}\n'))
+
+    assert "r.json line 1" in words
+    assert "one array of objects, or one object per line" in words
+
+
+@pytest.mark.parametrize("inner", [gzip.compress, zstandard.compress])
+def test_what_was_packed_twice_is_told_so(tmp_path: Path, inner: Callable[[bytes], bytes]) -> None:
+    assert "compressed twice" in refusal(write(tmp_path, "r.jsonl.gz", gzip.compress(inner(b'{"a": 1}\n'))))
+
+
+@pytest.mark.parametrize("name", ["r.jsonl.gz", "r.csv.zst"])
+def test_an_empty_file_with_a_packed_ones_name_is_called_empty(tmp_path: Path, name: str) -> None:
+    assert f"{name} is empty" in refusal(write(tmp_path, name, b""))
+
+
 # CSV and TSV
 
 

@@ -11,6 +11,7 @@ from batchmill_core.catalog import ModelEntry
 from batchmill_core.engine import engine_class
 from batchmill_core.errors import ConfigurationError
 from batchmill_workers.gpu.sources import resolve_source
+from batchmill_workers.gpu.whole_files import cut_short
 
 from .doctor_check import Check, fail, ok, refused
 from .doctor_server import check_server
@@ -68,6 +69,9 @@ def _check_files(name: str, engine: str, source: str) -> Check:
             f"OpenVINO opens GGUF files for writing, and {path} may not be written to by you",
             _make_writable(path),
         )
+    if (cut := cut_short(path)) is not None:
+        detail, _, advice = cut.partition("; ")
+        return fail(name, detail, advice)
     return ok(name, f"{engine}, {path.name} is there")
 
 

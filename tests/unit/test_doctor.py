@@ -415,6 +415,14 @@ def test_a_gguf_file_that_may_not_be_written_is_told_since_openvino_opens_it_so(
     assert any(command in (check.advice or "") for command in (f"chmod u+w {model}", f'chown "$USER" {model}'))
 
 
+def test_a_model_whose_download_was_left_off_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF\3\0\0\0\1")
+
+    check = check_model(ModelEntry(name="m", engine="openvino", source=str(tmp_path / "m.gguf")))
+
+    assert told(check, "m.gguf is cut short: it has 9 bytes of at least 10", "fetch it again")
+
+
 def test_an_engine_that_is_not_installed_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
 

@@ -15,6 +15,7 @@ from batchmill_core.catalog import ModelEntry
 from batchmill_workers.gpu.context import context_tokens
 from batchmill_workers.gpu.gguf import read_metadata
 from batchmill_workers.gpu.model_memory import needs_of, weights_bytes
+from batchmill_workers.gpu.whole_files import cut_short
 
 CONFIG_KEYS = (
     "architectures", "num_hidden_layers", "num_attention_heads", "head_dim", "hidden_size", "num_key_value_heads",
@@ -23,7 +24,7 @@ CONFIG_KEYS = (
 )  # fmt: skip
 GGUF_KEYS = (
     "llama.block_count", "llama.context_length", "llama.attention.head_count", "llama.attention.head_count_kv",
-    "llama.embedding_length", "llama.attention.key_length", "general.name", "tokenizer.ggml.model", "odd", "",
+    "llama.embedding_length", "llama.attention.key_length", "general.name", "general.alignment", "tokenizer.ggml.model", "odd", "",
 )  # fmt: skip
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("LlamaForCausalLM"),
@@ -60,6 +61,7 @@ def sized(path: Path) -> tuple[int | None, int, int]:
     context = context_tokens(path)
     needs = needs_of(ModelEntry(name="m", engine="openvino", source=str(path)), path, device="cpu")
     assert context is None or context > 0
+    assert "cut short" in (cut_short(path) or "cut short")
     assert needs.weights >= 0
     assert needs.row >= 0
     assert needs.row_tokens > 0

@@ -28,6 +28,7 @@ from .engine_process import DeviceLost, EngineProcess, ProcessLost
 from .frames import Frame
 from .meter import DeviceMeter
 from .sources import resolve_source
+from .whole_files import cut_short
 
 _START_TIMEOUT_S = 1800.0  # a large model on a cold disk
 _ERRORS: dict[str, type[CallError]] = {
@@ -74,6 +75,10 @@ class HostedEngine:
         """A request as the process reads it. Raises InvalidRequest for what the engine cannot take."""
         raise NotImplementedError
 
+    def in_words(self, fault: str) -> str:
+        """Why the model cannot be loaded, by what its process said."""
+        return fault
+
     def answer(self, last: Frame) -> Mapping[str, Any]:
         """What a call's last message says, as fields of a Completion."""
         return {"text": last.get("text"), "finish_reason": last.get("finish_reason")}
@@ -89,10 +94,13 @@ class HostedEngine:
             )
         self.path = await asyncio.to_thread(resolve_source, self.model.source)
         self.context_tokens = self.context_tokens or await asyncio.to_thread(context_tokens, self.path)
+        where = f"model {self.model.name} cannot be loaded from {self.path}"
+        if (cut := await asyncio.to_thread(cut_short, self.path)) is not None:
+            raise ConfigurationError(f"{where}: {cut}")
         try:
             await self._load()
         except ProcessLost as error:
-            raise ConfigurationError(f"model {self.model.name} cannot be loaded from {self.path}: {error}") from error
+            raise ConfigurationError(f"{where}: {self.in_words(str(error))}") from error
 
     async def complete(self, request: Request) -> Completion:
         """Answers one request; see ``Engine.complete``."""

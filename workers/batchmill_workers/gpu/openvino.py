@@ -10,9 +10,12 @@ from batchmill_core.request import Request
 
 from .chat import text_messages
 from .frames import Frame
+from .gguf import architecture
 from .hosted import HostedEngine
 from .openvino_options import OpenVinoOptions
 from .sampling import Sampling
+
+_GGUF_KNOWN = ("llama", "qwen2", "qwen3")  # those that it surely reads
 
 
 class OpenVinoEngine(HostedEngine):
@@ -37,6 +40,15 @@ class OpenVinoEngine(HostedEngine):
 
     def configuration(self) -> Frame:
         return {"device": self.device, "options": self._options.as_dict()}
+
+    def in_words(self, fault: str) -> str:
+        kind = None if self.path is None or self.path.is_dir() else architecture(self.path)
+        if kind in (None, *_GGUF_KNOWN):
+            return fault
+        return (
+            f"{fault}; it is of the architecture {kind!r}, which OpenVINO GenAI may not read from GGUF: take engine "
+            "transformers, or the model in OpenVINO's own format"
+        )
 
     def message(self, request: Request) -> Frame:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,26 @@ def check_messages(value: Any) -> tuple[Mapping[str, Any], ...]:
     for number, message in enumerate(value, 1):
         _check_message(number, message)
     return tuple(value)
+
+
+def messages_in(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The messages that a text holds as JSON, for tables whose cells can hold nothing but text. Raises InvalidMessages."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessages("holds messages as JSON in the first row, and here a text that is no JSON") from error
+    return check_messages(value)
+
+
+def are_messages(value: object) -> bool:
+    """Whether a cell is a text that holds messages as JSON."""
+    if not isinstance(value, str):
+        return False
+    try:
+        messages_in(value)
+    except InvalidMessages:
+        return False
+    return True
 
 
 def _check_message(number: int, message: Any) -> None:

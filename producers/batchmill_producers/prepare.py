@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from batchmill_core.request import Request, Row, TaskKind
 from batchmill_core.settings import Settings
 
 from .answer_schema import check_schema
+from .messages import are_messages
 from .params import check_params, doubts
-from .prompts import Prompt, compile_prompt
+from .prompts import MESSAGES_COLUMN, Prompt, compile_prompt
 from .sources import Source, open_source
 from .submission import Submission
 
@@ -71,13 +72,17 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
     entry = settings.catalog.model(submission.model or _own_model(source))
     account = None if entry.account is None else settings.catalog.account(entry.account)
     _check_task(task, entry)
+    messages = source.first_input.get(submission.messages_column or MESSAGES_COLUMN)
     prompt = compile_prompt(
         None if own_task is not None else submission.prompt,
         system=None if own_task is not None else submission.system,
         messages_column=submission.messages_column,
         columns=source.columns,
         task=task,
+        json_messages=submission.messages_column is not None and are_messages(messages),
     )
+    if own_task is None:
+        notes += _notes_on(prompt, submission, source.columns, messages)
     if not source.skips_bad_rows:
         prompt.render(source.first_row)
     check_params(submission.params)
@@ -89,6 +94,19 @@ def prepare(submission: Submission, settings: Settings) -> Prepared:
     if submission.budget_nanousd is not None:
         check_budget(spec)
     return Prepared(source=source, prompt=prompt, spec=spec, entry=entry, account=account, notes=tuple(notes))
+
+
+def _notes_on(prompt: Prompt, submission: Submission, columns: Sequence[str], messages: Any) -> Iterator[str]:
+    """What a user should know who meant something else than what is asked."""
+    if prompt.asks_the_same:
+        column = next((c for c in columns if c.isidentifier()), "column")
+        yield f"the prompt takes nothing from the rows: all ask the same. A column is written {{{{ {column} }}}}"
+    takes_messages = submission.prompt is None and submission.messages_column is None
+    if takes_messages and are_messages(messages):
+        yield (
+            f"the column {MESSAGES_COLUMN!r} holds JSON as text, which is sent as it stands; "
+            f"with --messages-column {MESSAGES_COLUMN} it is read as messages"
+        )
 
 
 def _check_task(task: TaskKind, entry: ModelEntry) -> None:

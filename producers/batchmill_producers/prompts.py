@@ -9,8 +9,9 @@ from typing import Any
 from batchmill_core.errors import PromptError
 from batchmill_core.request import Request, Row, TaskKind
 
-from .messages import InvalidMessages, check_messages
-from .templates import MissingValue, Template
+from .messages import InvalidMessages, check_messages, messages_in
+from .missing_values import MissingValue
+from .templates import Template
 
 MESSAGES_COLUMN = "messages"
 TEXT_COLUMNS = ("prompt", "text")
@@ -23,12 +24,24 @@ class Prompt:
     """How each row of a job becomes a Request. Compiled once; ``render`` takes a few microseconds."""
 
     def __init__(
-        self, task: TaskKind, *, text: Template | None, messages_column: str | None, system: Template | None
+        self,
+        task: TaskKind,
+        *,
+        text: Template | None,
+        messages_column: str | None,
+        system: Template | None,
+        json_messages: bool = False,
     ) -> None:
         self.task = task
         self._text = text
         self._messages_column = messages_column
         self._system = system
+        self._json_messages = json_messages
+
+    @property
+    def asks_the_same(self) -> bool:
+        """Whether every row asks the same, since no template takes anything from it."""
+        return self._text is not None and all(t is None or t.is_constant for t in (self._text, self._system))
 
     def render(self, row: Row) -> Request:
         """The request for one row. A row that already is a request (OpenAI batch file) keeps it.
@@ -45,7 +58,7 @@ class Prompt:
                 return Request(task=self.task, inputs=(text,))
             return Request(task=self.task, messages=(*self._system_message(row.input), _message("user", text)))
         except MissingValue as error:
-            raise PromptError(f"{_place(row)}: {error}{_columns_hint(error.name, row.input)}") from error
+            raise PromptError(f"{_place(row)}: {error}{_columns_hint(error, row.input)}") from error
         except PromptError as error:
             raise PromptError(f"{_place(row)}: {error}") from error
 
@@ -66,7 +79,7 @@ class Prompt:
             )
         if column not in values:
             raise MissingValue(f"there is no messages column {column!r}", column)
-        return self._with_system(_column_messages(column, values[column]), values)
+        return self._with_system(_column_messages(column, values[column], is_json=self._json_messages), values)
 
     def _with_system(self, messages: _Messages, values: _Values) -> _Messages:
         if self._system is None or any(m["role"] in ("system", "developer") for m in messages):
@@ -84,8 +97,10 @@ def compile_prompt(
     messages_column: str | None = None,
     columns: Iterable[str] = (),
     task: TaskKind = TaskKind.CHAT,
+    json_messages: bool = False,
 ) -> Prompt:
-    """Compiles what a job asks; ``columns`` are those of the first row.
+    """Compiles what a job asks; ``columns`` are those of the first row, ``json_messages`` says that texts in the messages
+    column are JSON.
 
     Without a template and a messages column it takes the column ``messages``, else ``prompt``, else ``text`` (for
     embeddings only the latter two). Where none of them is there, rendering a row says so, since the rows of an OpenAI
@@ -106,6 +121,7 @@ def compile_prompt(
         text=text,
         messages_column=messages_column,
         system=None if system is None else Template(system, called="system"),
+        json_messages=json_messages,
     )
 
 
@@ -120,12 +136,16 @@ def _text_template(template: str | None, columns: set[str]) -> Template | None:
     return None if column is None else Template(f"{{{{ {column} }}}}", called="prompt")
 
 
-def _column_messages(column: str, value: Any) -> _Messages:
-    """A list passes through unchanged; a bare string is one user message, whatever it looks like."""
-    if isinstance(value, str):
+def _column_messages(column: str, value: Any, *, is_json: bool) -> _Messages:
+    """A list passes through unchanged; a bare string is one user message, whatever it looks like.
+
+    Only where the user named the column and its first row holds messages as JSON does each text have to: else a text of
+    somebody else could bring a system message of its own.
+    """
+    if isinstance(value, str) and not is_json:
         return (_message("user", value),)
     try:
-        return check_messages(value)
+        return messages_in(value) if isinstance(value, str) else check_messages(value)
     except InvalidMessages as error:
         link = ": " if str(error).startswith("message ") else " "
         raise PromptError(f"the messages column {column!r}{link}{error}") from error
@@ -139,10 +159,15 @@ def _place(row: Row) -> str:
     return f"row {row.index}" if row.line is None else f"row {row.index} ({row.source} line {row.line})"
 
 
-def _columns_hint(name: str, values: _Values) -> str:
-    close = difflib.get_close_matches(name, list(values), n=1)
-    meant = f"; did you mean {_in_template(close[0])}?" if close else ";"
-    return f"{meant} columns here: {_listed(values)}"
+def _columns_hint(missing: MissingValue, values: _Values) -> str:
+    """The names that are there instead: those of the object that was asked, else of the row."""
+    of_row = missing.within is None or missing.within == values
+    there = values if of_row or missing.within is None else missing.within
+    by_lower = {name.lower(): name for name in reversed(list(there))}
+    close = difflib.get_close_matches(missing.name.lower(), list(by_lower), n=1)
+    shown = _in_template if of_row else repr
+    meant = f"; did you mean {shown(by_lower[close[0]])}?" if close else ";"
+    return f"{meant} {'columns' if of_row else 'keys'} here: {_listed(there)}"
 
 
 def _in_template(column: str) -> str:

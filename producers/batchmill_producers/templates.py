@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, Undefined, UndefinedError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, Undefined, UndefinedError, nodes
 from jinja2.exceptions import SecurityError
+from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from batchmill_core.errors import PromptError
 
+from .missing_values import Missing, MissingValue
 from .sanitize import sanitize_text
 from .template_bounds import check_numbers, check_product, check_width, without_large_numbers, without_long_width
 
@@ -22,14 +24,6 @@ MAX_CHARS = 64_000_000
 _SIZED_FILTERS = ("batch", "center", "indent", "slice", "wordwrap")
 # What a template's own code can raise; anything else is our fault and must be seen as such.
 _RENDER_FAULTS = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, AttributeError, RecursionError)
-
-
-class MissingValue(PromptError):
-    """A template uses a name that is not there; ``name`` is it."""
-
-    def __init__(self, message: str, name: str) -> None:
-        super().__init__(message)
-        self.name = name
 
 
 class Template:
@@ -46,6 +40,7 @@ class Template:
         try:
             tree = self._environment.parse(sanitize_text(source))
             self._pieces = _plain_pieces(tree)
+            self.is_constant = not find_undeclared_variables(tree)
             _count_loops(tree)
             self._template = self._environment.from_string(tree)
             # One plain dict in place of a chain of two, which costs a third of a short rendering.
@@ -74,7 +69,8 @@ class Template:
         except SecurityError as error:
             raise PromptError(f"the {self._called} template is not allowed to do this: {error}") from error
         except UndefinedError as error:
-            raise MissingValue(f"the {self._called} template: {error}", _last_quoted(str(error))) from error
+            within = getattr(error.args[0], "within", None) if error.args else None
+            raise MissingValue(f"the {self._called} template: {error}", _last_quoted(str(error)), within) from error
         except _RENDER_FAULTS as error:
             raise PromptError(f"the {self._called} template failed: {_words(error)}") from error
 
@@ -122,9 +118,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(
-            undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True, finalize=_final, cache_size=0
-        )
+        super().__init__(undefined=Missing, autoescape=False, keep_trailing_newline=True, finalize=_final, cache_size=0)
         self.steps = 0
         self.chars = 0
         del self.globals["lipsum"]

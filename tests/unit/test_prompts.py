@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,10 +136,25 @@ def test_a_column_with_a_space_is_said_as_a_template_writes_it(template: str) ->
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ a.b.c }}", '{{ row["nope"] }}', "{% for x in nope %}{% endfor %}", "{{ nope + 1 }}"]
+    "template", ["{{ b.c }}", '{{ row["nope"] }}', "{% for x in nope %}{% endfor %}", "{{ nope + 1 }}"]
 )
 def test_every_way_to_use_a_missing_value_is_refused(template: str) -> None:
     assert "columns here: a" in refusal(template, a={})
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ TEXT }}", "'TEXT' is undefined; did you mean 'text'? columns here: text, address"),
+        ("{{ row.Txt }}", "did you mean 'text'? columns here: text, address"),
+        ("{{ address.cty }}", "no attribute 'cty'; did you mean 'city'? keys here: city, Zip code"),
+        ("{{ address['zip code'] }}", "did you mean 'Zip code'? keys here: city, Zip code"),
+        ("{{ address.city.name }}", "'str object' has no attribute 'name'"),
+        ("{% for k in address.keyz %}{% endfor %}", "keys here: city, Zip code"),
+    ],
+)
+def test_the_nearest_name_is_told_of_the_object_that_was_asked(template: str, said: str) -> None:
+    assert said in refusal(template, text="x", address={"city": "Rome", "Zip code": None})
 
 
 def test_optional_columns_can_be_asked_for() -> None:
@@ -261,6 +277,51 @@ def test_bare_string_is_one_user_message(text: str) -> None:
     request = compile_prompt(None, columns=["messages"]).render(row(messages=text))
 
     assert request.messages == ({"role": "user", "content": text},)
+
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "é"}]}]
+
+
+def test_messages_as_json_text_are_read_where_the_user_named_their_column() -> None:
+    prompt = compile_prompt(None, messages_column="m", json_messages=True)
+
+    assert list(prompt.render(row(m=f" {json.dumps(CHAT)}\n")).messages) == CHAT
+    assert list(prompt.render(row(m=CHAT)).messages) == CHAT
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hello", "the messages column 'm' holds messages as JSON in the first row, and here a text that is no JSON"),
+        ("[" * 100_000, "here a text that is no JSON"),
+        ("[]", "the messages column 'm' is an empty list"),
+        ('{"role": "user"}', "the messages column 'm' must be a list of messages, not dict"),
+        ('[{"role": "usr", "content": "x"}]', "the messages column 'm': message 1 has role 'usr'"),
+    ],
+)
+def test_a_text_among_messages_as_json_has_to_be_messages_too(text: str, said: str) -> None:
+    with pytest.raises(PromptError) as caught:
+        compile_prompt(None, messages_column="m", json_messages=True).render(row(m=text))
+
+    assert said in str(caught.value)
+    assert "r.jsonl line 7" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "system", "same"),
+    [
+        ("Write a poem", None, True),
+        ("Label: {text}", None, True),
+        ("{{ '{{' }} ${text} %s", None, True),
+        ("Label: {{ text }}", None, False),
+        ("{{ row.text }}", None, False),
+        ("{% for k in row %}{{ k }}{% endfor %}", None, False),
+        ("Write a poem", "In {{ language }}.", False),
+        ("Write a poem", "Be brief.", True),
+    ],
+)
+def test_a_prompt_that_takes_nothing_from_its_rows_is_known(template: str, system: str | None, same: bool) -> None:
+    assert compile_prompt(template, system=system).asks_the_same is same
 
 
 @pytest.mark.parametrize(

@@ -607,3 +607,41 @@ def test_data_sets_that_cannot_be_answered_leave_nothing_to_run(counter: Counter
     refusal(counter, CASES / case, prompt=None, key=None)
 
     assert counter.nothing_left()
+
+
+# What is said though nothing is wrong
+
+
+CHAT_TEXT = json.dumps([{"role": "user", "content": "Hello"}])
+
+
+def notes_and_requests(counter: Counter, rows: list[dict[str, str]], **options: Any) -> tuple[list[str], list[Any]]:
+    notes: list[str] = []
+    record = submit(counter.database, counter.settings, wanted(rows, **options), note=notes.append)
+    return notes, counter.requests(record)
+
+
+def test_a_prompt_without_a_column_is_noted(counter: Counter) -> None:
+    notes, _ = notes_and_requests(counter, [{"text": "a"}], prompt="Label: {text}")
+
+    assert notes == ["the prompt takes nothing from the rows: all ask the same. A column is written {{ text }}"]
+
+
+def test_messages_as_json_text_are_read_when_their_column_is_named_and_noted_when_not(counter: Counter) -> None:
+    rows = [{"messages": CHAT_TEXT}]
+
+    named_notes, named = notes_and_requests(counter, rows, prompt=None, messages_column="messages")
+    found_notes, found = notes_and_requests(counter, rows, prompt=None)
+
+    assert (named_notes, named[0]["messages"]) == ([], [{"role": "user", "content": "Hello"}])
+    assert found[0]["messages"] == [{"role": "user", "content": CHAT_TEXT}]
+    assert found_notes == [
+        "the column 'messages' holds JSON as text, which is sent as it stands; with --messages-column messages it is read "
+        "as messages"
+    ]
+
+
+def test_texts_stay_texts_where_the_first_one_is_no_json(counter: Counter) -> None:
+    _, requests = notes_and_requests(counter, [{"m": "hi"}, {"m": CHAT_TEXT}], prompt=None, messages_column="m")
+
+    assert [r["messages"][0]["content"] for r in requests] == ["hi", CHAT_TEXT]

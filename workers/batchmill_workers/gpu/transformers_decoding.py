@@ -24,6 +24,7 @@ from batchmill_workers.gpu.transformers_choice import Choosing
 from batchmill_workers.gpu.transformers_guided import held
 from batchmill_workers.gpu.transformers_work import Answered
 
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # since transformers 5.24; before; of Mamba before
 _LEAVE_SHARE = 8  # rows that are done are taken out of the cache when they are one of so many: each time copies it
 
 
@@ -36,7 +37,7 @@ class Decoder:
         self.pad = pad
         self.decode = decode
         known = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in known else "past_key_values"  # transformers 5.24 renamed it
+        self._cache_name = next((name for name in _CACHE_NAMES if name in known), _CACHE_NAMES[1])
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         self.ahead = model.device.type == "cuda"  # a processor would only compute what is not needed
 

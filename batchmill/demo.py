@@ -169,15 +169,16 @@ def _check_bill(console: Console, bill: dict[str, object], report: JobReport) ->
     )
 
 
+def _command() -> str:
+    """How `batchmill` is typed in the demonstration's folder."""
+    if shutil.which("batchmill") is not None:
+        return "batchmill"
+    program = Path(sys.executable).with_name("batchmill")
+    return f"../{program.relative_to(Path.cwd())}" if program.is_relative_to(Path.cwd()) else str(program)
+
+
 def _where_next(console: Console, jobs: Sequence[Job]) -> None:
-    program = shutil.which("batchmill") or str(Path(sys.executable).with_name("batchmill"))
-    program = program if shutil.which("batchmill") is None else "batchmill"
-    shown = (
-        Path(program).relative_to(Path.cwd())
-        if program != "batchmill" and Path(program).is_relative_to(Path.cwd())
-        else program
-    )
-    command = f"../{shown}" if program != "batchmill" else program
+    command = _command()
     console.print("[bold]Where to look next[/]")
     console.print(f"  cd {HOME}")
     for words, what in (

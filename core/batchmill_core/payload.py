@@ -72,8 +72,9 @@ def decode_frame(frame: bytes) -> list[bytes]:
     """The lines of a frame, not parsed. Raises BatchmillError when the frame is damaged."""
     try:
         plain = zstandard.ZstdDecompressor().decompress(frame)
-    except zstandard.ZstdError as error:
-        raise BatchmillError(f"a stored payload is damaged: {error}; check the database's disk") from error
+    except (zstandard.ZstdError, MemoryError) as error:  # a damaged header may claim any size
+        said = f"{error}" or "no such size"
+        raise BatchmillError(f"a stored payload is damaged: {said}; check the database's disk") from error
     return plain.split(b"\n") if plain else []
 
 

@@ -8,7 +8,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +17,6 @@ import orjson
 from batchmill_core import tokens
 from batchmill_core.errors import CallError
 from batchmill_core.job import Rows, Spec, Step
-from batchmill_core.payload import decode_frame
 from batchmill_core.request import Completion, Request, RowStatus, TaskKind
 from batchmill_core.usage import upper_bound, usd
 from batchmill_db import chunks, jobs, ledger, results
@@ -31,6 +30,8 @@ from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, give
 from .failpoints import failpoint
 from .lanes import LINE_S, LONG_PAUSE_S, Lane
 from .recorder import Recorder, not_sent
+from .stored_rows import KIND as DAMAGED
+from .stored_rows import stored_rows
 
 log = logging.getLogger(__name__)
 
@@ -167,9 +168,34 @@ class ChunkRun:
     def _groups(self) -> list[_Group]:
         """The rows of each call as stored, (row, its request as JSON); parsed only when their turn comes."""
         loaded = self._loaded
-        lines = [x for x in _lines(loaded.frames, self.claim.rows) if x[0] not in loaded.finished]
+        stored = stored_rows(loaded.frames, self.claim.rows)
+        self._end_damaged([x for x in stored.damaged if x[0] not in loaded.finished])
+        lines = [x for x in stored.lines if x[0] not in loaded.finished]
         size = self._lane.embed_rows if self.task is TaskKind.EMBED else 1
         return [lines[i : i + size] for i in range(0, len(lines), size)]
+
+    def _end_damaged(self, damaged: Sequence[tuple[int, str]]) -> None:
+        """Rows that nobody can read any more fail at once, so that they hold up neither their chunk nor their job."""
+        if not damaged:
+            return
+        log.error("payload_damaged job=%d chunk=%d rows=%d", self.claim.job_id, self.claim.chunk_id, len(damaged))
+        results = [
+            NewResult(
+                row=row,
+                status=RowStatus.FAILED,
+                error_kind=DAMAGED,
+                error=f"{error}; submit the row again from its source",
+                model=self.step.model,
+                account=self.step.account,
+                calls=(past := self._past(row)).calls,
+                usage=past.usage,
+                cost_nanousd=past.cost_nanousd,
+                unknown_nanousd=past.unknown_nanousd,
+                replaces=self._loaded.replaced.get(row),
+            )
+            for row, error in damaged
+        ]
+        self.save(results, ())
 
     def _unit(self, group: Sequence[tuple[int, bytes]]) -> Unit:
         items = [self._item(row, line) for row, line in group]
@@ -475,12 +501,3 @@ def output_bound(params: Mapping[str, Any]) -> int | None:
         return None
     choices = params.get("n", 1)
     return most * (choices if isinstance(choices, int) and choices > 0 else 1)
-
-
-def _lines(frames: Sequence[tuple[int, int, bytes]], rows: Rows) -> Iterator[tuple[int, bytes]]:
-    """(row, its request as JSON) for the wanted rows, from payload frames in row order."""
-    wanted = set(rows)
-    for first, _, frame in frames:
-        for offset, line in enumerate(decode_frame(frame)):
-            if first + offset in wanted:
-                yield first + offset, line

@@ -49,6 +49,16 @@ def test_a_gpu_may_be_named_by_its_uuid() -> None:
     assert slot.worker_name("host7") == "gpu1@host7"
 
 
+def test_the_beginning_of_a_uuid_is_enough_if_it_is_one_gpus_alone() -> None:
+    assert [slot.devices for slot in parse_devices("GPU-a,gpu-B", GPUS)] == [("GPU-aaa",), ("GPU-bbb",)]
+
+
+@pytest.mark.parametrize("text", ["GPU-", "G", "GPU-a,GPU-aaa"])
+def test_a_beginning_that_says_too_little_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_devices(text, GPUS)
+
+
 def test_the_processor_slot_sees_no_gpu_and_knows_its_threads() -> None:
     (slot,) = parse_devices("cpu", cores=6)
 
@@ -76,7 +86,7 @@ def test_the_processor_slot_sees_no_gpu_and_knows_its_threads() -> None:
         ("-1", "this host has no device '-1'"),
         ("00", "this host has no device '00'"),
         ("0.5", "this host has no device '0.5'"),
-        ("GPU-aa", "no device 'GPU-aa'; it has 0 (GPU-aaa), 1 (GPU-bbb)"),
+        ("GPU-cc", "no device 'GPU-cc'; it has 0 (GPU-aaa), 1 (GPU-bbb)"),
         ("all,all", "'all' stands alone"),
         ("", "--devices is empty"),
         (" , ", "--devices is empty"),

@@ -138,6 +138,9 @@ def _find(wanted: str, available: Sequence[Device]) -> Device:
         if wanted in (device.index, device.uuid):
             return device
     by_uuid = wanted.upper().startswith(("GPU-", "MIG-"))
+    begun = [device for device in available if by_uuid and device.uuid.lower().startswith(wanted.lower())]
+    if len(begun) == 1 and len(wanted) > len("GPU-"):  # the beginning of a UUID is enough for CUDA too
+        return begun[0]
     known = ", ".join(f"{d.index} ({d.uuid if by_uuid else d.name or d.uuid})" for d in available)
     raise ConfigurationError(f"--devices: this host has no device {wanted!r}; it has {known}")
 

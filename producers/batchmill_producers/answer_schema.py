@@ -12,15 +12,17 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 from batchmill_core.errors import ConfigurationError
+from batchmill_core.patterns import with_our_patterns
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for what is no JSON schema, or refers to what is not in it.
+    """Raises ConfigurationError for what is no JSON schema, refers to what is not in it, or has a pattern that is none.
 
     References are looked up as workers do: within the schema only, nothing is fetched.
     """
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(dict(schema))
+        cls = validator_for(schema, default=Draft202012Validator)
+        cls.check_schema(dict(schema), format_checker=with_our_patterns(cls.FORMAT_CHECKER))  # type: ignore[call-arg]  # not in its stub
     except SchemaError as fault:
         raise ConfigurationError(f"the schema is not a JSON schema: at {fault.json_path}: {fault.message}") from fault
     root = specification_with(str(schema.get("$schema", "")), default=DRAFT202012).create_resource(schema)

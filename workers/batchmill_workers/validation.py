@@ -16,8 +16,11 @@ from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore
 from referencing.exceptions import Unresolvable
 
 from batchmill_core.errors import ConfigurationError, InvalidOutput, InvalidRequest
+from batchmill_core.patterns import TooSlow, with_our_patterns
 from batchmill_core.request import Completion, RowStatus
 from batchmill_core.usage import Usage
+
+from .schema_keywords import bounded, search_time
 
 RAW_CHARS = 2_000
 _NUL = "\x00"
@@ -67,10 +70,10 @@ def _compiled(schema_json: bytes) -> Validator:
     schema = orjson.loads(schema_json)
     cls = validator_for(schema, default=Draft202012Validator)
     try:
-        cls.check_schema(schema)
+        cls.check_schema(schema, format_checker=with_our_patterns(cls.FORMAT_CHECKER))  # type: ignore[call-arg]  # not in its stub
     except schema_errors.SchemaError as e:
         raise ConfigurationError(f"the schema is not a JSON schema: {e.message} (at {e.json_path})") from e
-    validator: Validator = cls(schema, registry=SPECIFICATIONS)
+    validator: Validator = bounded(cls)(schema, registry=SPECIFICATIONS)
     return validator
 
 
@@ -84,7 +87,14 @@ def check_output(
     """
     try:
         value, clean = _parse(text)
-        fault = None if validator is None else next(validator.iter_errors(value), None)
+        with search_time():
+            fault = None if validator is None else next(validator.iter_errors(value), None)
+    except TooSlow as e:
+        raise InvalidOutput(
+            f"the answer cannot be checked: {e}", usage=usage, request_id=request_id, raw=_raw(text)
+        ) from e
+    except ConfigurationError as e:
+        raise InvalidRequest(str(e), usage=usage) from e
     except (ValueError, RecursionError) as e:
         raise InvalidOutput(f"the answer is not JSON: {e}", usage=usage, request_id=request_id, raw=_raw(text)) from e
     except Unresolvable as e:

@@ -57,7 +57,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
-    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=folder, env=clean, capture_output=True, text=True, timeout=200, check=False)
 
 
 def test_the_first_job_runs_as_shown(folder: Path) -> None:

@@ -183,7 +183,7 @@ def _check_local_model(model: _ModelTable, engine: str, place: str) -> None:
             f"{place}.options.command is missing; give what starts the server, such as "
             '"vllm serve {model} --host {host} --port {port}"'
         )
-    if engine != "server" and model.source is None:
+    if engine in ENGINES and engine != "server" and model.source is None:  # others say by themselves what they need
         raise ConfigurationError(f"{place}.source is missing; give package:PACKAGE/FILE, a path, or hf:ORG/NAME")
     if model.price is not None and model.device_usd_per_hour is not None:
         raise ConfigurationError(f"{place} has both price and device_usd_per_hour; a call can have only one cost")

@@ -38,6 +38,8 @@ def check_model(model: ModelEntry) -> Check:
     module, _ = _NEEDS.get(engine, ("", ""))
     if module and not _is_there(module):
         return _not_installed(name, engine, module)
+    if not source:  # an engine of the user's own
+        return ok(name, engine)
     if source.startswith("hf:"):
         return ok(name, f"{engine}, {source} (looked up when loaded)")
     return _check_files(name, engine, source)

@@ -28,6 +28,7 @@ from batchmill_ops.doctor_database import check_database
 from batchmill_ops.doctor_host import FLOWER_PORT, check_disk, check_flower
 from batchmill_ops.doctor_models import check_model
 from batchmill_ops.simulator import SimulatorConfig, simulated
+from tests.integration.plugin_engine import install_engine
 from tests.ordinary_user import as_ordinary_user, folder_for_all
 from tests.prepared_jobs import PreparedFolder
 from tests.scripted_server import scripted
@@ -554,3 +555,13 @@ def test_on_a_terminal_lines_are_filled_and_a_command_is_never_broken() -> None:
     assert lines[0].startswith("fail x: word")
     assert [line[:7] for line in lines if "`" in line] == ["     → ", "       ", "       "]
     assert sum(line.count("`a command that is rather long`") for line in lines) == 3
+
+
+def test_a_model_without_a_source_whose_engine_is_the_users_own_is_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engine(tmp_path / "plugins", monkeypatch, entry="rules = no_files:Rules", code="class Rules: pass")
+
+    check = check_model(ModelEntry(name="m", engine="rules"))
+
+    assert (check.level, check.detail) == (Level.OK, "rules")

@@ -9,6 +9,7 @@ import pytest
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings, find_folder, load_settings, redacted_url
 from batchmill_core.usage import Price
+from tests.integration.plugin_engine import install_engine
 
 OPENAI = '[accounts.openai]\nbase_url = "https://api.openai.com/v1"\n'
 SECRET = "pl4nted-s3cret"
@@ -306,6 +307,14 @@ def test_a_server_needs_a_command_and_no_source(tmp_path: Path) -> None:
 
     assert catalog.model("x").source is None
     assert catalog.model("x").options == {"command": "serve {port}"}
+
+
+def test_an_engine_of_ones_own_needs_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_engine(tmp_path / "plugins", monkeypatch, entry="rules = rules:Rules")
+
+    entry = load(tmp_path, '[models.x]\nengine = "rules"').catalog.models["x"]
+
+    assert (entry.engine, entry.source) == ("rules", None)
 
 
 def test_the_folder_is_the_current_one_and_no_parent_is_searched(

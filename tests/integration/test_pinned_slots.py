@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from batchmill_core.settings import HOME_VARIABLE
-from batchmill_db import samples
+from batchmill_db import samples, telemetry
 from tests.integration.harness import Mill, milling, until
 from tests.integration.plugin_engine import install_engine
 from tests.nvml.host import GIB, PART_1, PART_2, A, B, Host, gpu, host_in, part
@@ -143,8 +143,11 @@ def test_each_process_sees_its_own_devices_before_it_imports_anything(
     host.has(gpu(0, A), gpu(1, B))
     with command.working(devices):
         seen = reports(command, tmp_path / "seen", len(pins))
+        with command.mill.database.reading() as conn:
+            workers = telemetry.live_workers(conn)
 
     assert [one["visible"] for one in seen] == pins, command.log
+    assert sorted(one.device or "" for one in workers) == pins
     assert {one["order"] for one in seen} == {"PCI_BUS_ID"}
     assert {one["device"] for one in seen} == {"cuda:0"}
     assert [one["early"] for one in seen] == [[]] * len(pins)

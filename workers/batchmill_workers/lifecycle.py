@@ -32,6 +32,7 @@ from .chunk_slots import ChunkSlots
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .gpu.batching_remembered import RememberedSizes
+from .gpu.devices import pinned
 from .gpu.sampler import Sampler
 from .heartbeat import Heartbeat
 from .isolation import Isolation
@@ -164,7 +165,7 @@ class WorkerProcess:
             wing=self.queues[0].partition(".")[0],
             queues=self.queues,
             slots=self.slots,
-            device=self._device,
+            device=pinned(os.environ, self._device),
             version=version("batchmill"),
         )
         self.database.run(lambda conn: telemetry.register(conn, record))

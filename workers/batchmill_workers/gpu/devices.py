@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,11 @@ class Slot:
     def worker_name(self, host: str) -> str:
         """A name that stays the same over restarts, such as ``gpu0@host``."""
         return f"{self.name}@{host}"
+
+
+def pinned(environment: Mapping[str, str], engine_device: str) -> str:
+    """What a worker's process is pinned to, as a user can look it up: the UUIDs of its GPUs, else ``engine_device``."""
+    return (environment.get("CUDA_VISIBLE_DEVICES") if engine_device != CPU else "") or engine_device
 
 
 def needs_listing(text: str) -> bool:

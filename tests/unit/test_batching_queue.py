@@ -130,32 +130,29 @@ def test_a_cancelled_row_is_not_taken(make: Make) -> None:
     assert numbers(take(batcher)) == [2]
 
 
-def test_a_row_cancelled_while_it_runs_is_abandoned(make: Make) -> None:
+def test_a_row_is_cancelled_while_it_runs_for_as_long_as_its_batch_only(make: Make) -> None:
     batcher = make()
     put(batcher, 1, 2)
     batch = take(batcher)
 
     assert not batcher.cancel(1)
     assert not batcher.cancel(99)
-    assert batcher.abandoned() == {1}
     batcher.ran(batch, 0.1)
-    assert batcher.abandoned() == frozenset()
-    assert not batcher.cancel(2)
-    assert batcher.abandoned() == frozenset()
+    put(batcher, 1, 2)
+    batcher.out_of_memory(take(batcher))
+    assert [numbers(take(batcher)), numbers(take(batcher))] == [[1], [2]]
 
 
-def test_rows_of_several_batches_may_run_at_once(make: Make) -> None:
+def test_a_row_that_was_cancelled_is_remembered_when_another_batch_ends(make: Make) -> None:
     batcher = make()
     put(batcher, 1, 2, 3, 4, 5)
     first, second = take(batcher), take(batcher)
     for number in (1, 5):
         batcher.cancel(number)
-
-    assert batcher.abandoned() == {1, 5}
     batcher.failed(second)
-    assert batcher.abandoned() == {1}
-    batcher.ran(first, 0.1)
-    assert batcher.abandoned() == frozenset()
+    batcher.out_of_memory(first)
+
+    assert [numbers(take(batcher)), numbers(take(batcher))] == [[2], [3, 4]]
 
 
 def test_a_device_that_computes_takes_what_is_due_without_waiting(make: Make) -> None:

@@ -71,7 +71,10 @@ class Batcher:
                 self._changed.notify()
 
     def cancel(self, number: int) -> bool:
-        """Nobody waits for this row's answer any more. True if it was still waiting; else see `abandoned`."""
+        """Nobody waits for this row's answer any more. True if it was still waiting.
+
+        One that runs is left out should its batch come again in halves.
+        """
         with self._changed:
             waited = self._waiting.remove(number)
             if not waited and number in self._running:
@@ -131,11 +134,6 @@ class Batcher:
             self._waiting.again(left)
             self._ended(batch)
             return None if halves.too_long is None or halves.too_long.number in gone else halves.too_long
-
-    def abandoned(self) -> frozenset[int]:
-        """Rows that run and that nobody waits for any more."""
-        with self._changed:
-            return frozenset(self._abandoned)
 
     # figures, for any thread
 

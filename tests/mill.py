@@ -33,7 +33,7 @@ from batchmill_producers.export import write_results
 from batchmill_producers.submit import Submission, submit
 from batchmill_workers import chunk_run
 from batchmill_workers.answer import answer
-from batchmill_workers.lanes import ApiLane
+from batchmill_workers.api_lane import ApiLane
 from batchmill_workers.lifecycle import WorkerProcess
 
 PRICE = Price.from_usd_per_mtok({"input": "0.40", "cached_input": "0.10", "output": "1.60"})

@@ -186,7 +186,7 @@ def test_the_parts_of_a_divided_gpu_have_memory_of_their_own() -> None:
 
 LOAD = """
 import asyncio
-from batchmill_workers.lanes import LocalLane
+from batchmill_workers.local_lane import LocalLane
 from dataclasses import replace
 from tests.conformance.engine_host import SMOLLM2
 asyncio.run(LocalLane(replace(SMOLLM2, engine="openvino", options={OPTIONS}), "cpu").start())

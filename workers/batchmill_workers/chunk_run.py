@@ -28,7 +28,7 @@ from batchmill_db.session import Connection
 from . import validation
 from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, given_up
 from .failpoints import failpoint
-from .lanes import LINE_S, LONG_PAUSE_S, Lane
+from .lane import LINE_S, LONG_PAUSE_S, Lane
 from .recorder import Recorder, not_sent
 from .stored_rows import KIND as DAMAGED
 from .stored_rows import stored_rows

@@ -27,6 +27,7 @@ from batchmill_db.chunks import Child, Doorbell
 from batchmill_db.session import Connection, Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
+from .api_lane import ApiLane
 from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
 from .chunk_slots import ChunkSlots
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
@@ -36,7 +37,9 @@ from .gpu.devices import pinned
 from .gpu.sampler import Sampler
 from .heartbeat import Heartbeat
 from .isolation import Isolation
-from .lanes import ApiLane, Lane, LocalLane, lanes_for, local_engines
+from .lane import Lane
+from .lanes import lanes_for, local_engines
+from .local_lane import LocalLane
 from .parentage import DEVICE_VARIABLE, DOWN_EXIT_CODE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
 from .probe import PROBE_AFTER_MS, Prober
 from .recorder import Recorder

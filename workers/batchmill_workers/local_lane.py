@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.engine import Engine, TimesCalls, engine_class
@@ -17,6 +19,7 @@ from batchmill_core.request import Completion, Request
 from .answer import Unit
 from .deaths import Deaths
 from .gpu import fit
+from .gpu.meter import DeviceMeter
 from .lane import EMBED_ROWS
 from .window import Window
 
@@ -38,6 +41,7 @@ class LocalLane:
         self.engine: Engine = build(model=self._entry, device=device)
         self.on_down: Callable[..., None] = lambda reason, *, for_good: None
         self._deaths = Deaths()
+        self._meter = DeviceMeter()
         self.window = Window.for_capacity(self.engine.capacity_rows)
         self.book_rows = self.window.batch
 
@@ -81,6 +85,7 @@ class LocalLane:
     async def send(self, request: Request, step: Step, unit: Unit) -> Completion:
         unit.sending = True
         life = self._deaths.life
+        running, began_ns = self._meter.start(), time.monotonic_ns()
         try:
             async with asyncio.timeout(None if isinstance(self.engine, TimesCalls) else step.timeout_s):
                 completion = await self.engine.complete(request)
@@ -91,9 +96,11 @@ class LocalLane:
         except EngineDown as fault:
             self.on_down(fault.message, for_good=False)
             raise
+        finally:
+            device_ns = self._meter.stop(running)
         self._deaths.answered()
         unit.sending = False
-        return completion
+        return _metered(completion, device_ns, latency_ms=(time.monotonic_ns() - began_ns) // 1_000_000)
 
     def _dead(self, fault: EngineLost) -> EngineDown:
         reason = (
@@ -105,3 +112,12 @@ class LocalLane:
 
     def describe(self) -> str | None:
         return None
+
+
+def _metered(completion: Completion, device_ns: int, *, latency_ms: int) -> Completion:
+    """Adds the times that an engine does not tell: its device is taken to work on all its calls in equal parts."""
+    return replace(
+        completion,
+        device_ns=device_ns if completion.device_ns is None else completion.device_ns,
+        latency_ms=completion.latency_ms or latency_ms,
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +21,7 @@ import transformers  # noqa: E402
 from jsonschema import validate  # noqa: E402
 
 from batchmill_core.catalog import ModelEntry  # noqa: E402
-from batchmill_core.errors import InvalidRequest, TooLong  # noqa: E402
+from batchmill_core.errors import EngineLost, InvalidRequest, TooLong  # noqa: E402
 from batchmill_core.request import Completion, Request, TaskKind  # noqa: E402
 from batchmill_workers.gpu.batching import Item  # noqa: E402
 from batchmill_workers.gpu.chat_template import prompt_tokens  # noqa: E402
@@ -263,6 +265,33 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(tmp_path: P
 
     with pytest.raises(InvalidRequest, match=r"#/nowhere; options\.guided = false"):
         work.read({**asking("Hi"), "schema": {"properties": {"a": {"$ref": "#/nowhere"}}}})
+
+
+# the host's memory
+
+
+def test_a_process_that_was_killed_starts_again_with_half_of_what_it_ran(tmp_path: Path) -> None:
+    with hosted(tiny_models.save_llama(tmp_path / "model"), max_rows=8) as host:
+        tuned = host.engine
+        assert isinstance(tuned, TransformersEngine)
+        tuned.use_batch_sizes({7: 8})
+
+        begun: list[int] = []
+
+        def kill(frame: Frame) -> None:
+            TransformersEngine.news(tuned, frame)
+            if frame.get("running"):
+                begun.extend(frame["running"].values())
+                os.kill(tuned.facts["pid"], signal.SIGKILL)
+
+        tuned._process._on_news = kill  # the moment at which a batch has begun
+        with pytest.raises(EngineLost, match="signal 9"):
+            host.answer(*(chat("x" * 20, max_tokens=80) for _ in range(8)))
+        (answer,) = host.answer(chat("Hi", max_tokens=2))
+
+        assert answer.usage is not None
+        assert begun[0] > 1
+        assert tuned.batch_sizes()[7] == begun[0] // 2
 
 
 # where files come from

@@ -89,7 +89,7 @@ class Bench:
             assert self._changed.wait_for(lambda: self.news and self.news[-1]["batch_sizes"], DEADLINE_S), self.news
 
     def _sent(self, frame: Frame) -> None:
-        if "id" not in frame:
+        if "batch_sizes" in frame:
             with self._changed:
                 self.news.append(frame)
                 self._changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,11 @@ class EngineProcess:
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
+
+    @property
+    def killed(self) -> bool:
+        """Whether it ended by signal 9, as the host's kernel ends who takes too much memory."""
+        return self._process is not None and self._process.returncode == -signal.SIGKILL
 
     async def start(self, configuration: Mapping[str, Any], *, timeout_s: float) -> Frame:
         """Starts the process and waits until it is ready. Raises ProcessLost with its reason if it is not.

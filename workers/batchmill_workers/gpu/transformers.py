@@ -13,6 +13,7 @@ from batchmill_core.request import Request, TaskKind
 from batchmill_workers.validation import compile_schema
 
 from .chat import text_messages
+from .engine_process import EngineProcess
 from .frames import Frame
 from .hosted import HostedEngine
 from .sampling import Sampling
@@ -34,6 +35,7 @@ class TransformersEngine(HostedEngine):
     def __init__(self, *, model: ModelEntry, device: str = "cpu") -> None:
         self._options = TransformersOptions.parse(model.options, model=model.name)
         self._sizes: dict[int, int] = {}
+        self._running: dict[int, int] = {}  # rows of the full length by length class, of the batches begun last
         super().__init__(model=model, device=device, capacity_rows=self._options.rows(device))
 
     @property
@@ -49,6 +51,7 @@ class TransformersEngine(HostedEngine):
             )
 
     def configuration(self) -> Frame:
+        self._running = {}
         return {
             "device": self.device,
             "options": self._options.as_dict(),
@@ -71,6 +74,14 @@ class TransformersEngine(HostedEngine):
         super().news(frame)
         if "batch_sizes" in frame:
             self._sizes = {int(c): rows for c, rows in frame["batch_sizes"].items()}
+        if "running" in frame:
+            self._running = {int(c): rows for c, rows in frame["running"].items()}
+
+    def _new_process(self) -> EngineProcess:
+        """One that was killed ran too much for the host's memory: half of it, so that the next does not die of it too."""
+        if self._running and self._process.killed:
+            self._sizes |= {c: max(1, min(self._sizes.get(c, n), n) // 2) for c, n in self._running.items()}
+        return super()._new_process()
 
     # what is learned of the device, see Tunable
 

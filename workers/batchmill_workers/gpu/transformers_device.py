@@ -79,6 +79,7 @@ class Device:
         self._calls.begin(item.number for item in batch.items)
         run = self._work.begin(batch.items)
         self._running.append(_Running(batch=batch, run=run, began_s=time.monotonic(), live=list(batch.items)))
+        self._calls.news({"running": self._rows_running()})
 
     def _fits_another(self) -> bool:
         self._steps += 1
@@ -136,6 +137,14 @@ class Device:
             said = f"a row of {too_long.tokens} tokens does not fit the device's memory, not even alone"
             self._calls.failed(too_long.number, "too_long", said)
 
+    def _rows_running(self) -> dict[str, int]:
+        """Told before they compute: a process that is killed for the host's memory cannot say what was too much."""
+        rows: dict[str, int] = {}
+        for one in self._running:
+            c = str(one.batch.length_class)
+            rows[c] = max(rows.get(c, 0), one.batch.row_tokens >> one.batch.length_class)
+        return rows
+
     def _tell(self, *, at_once: bool) -> None:
         """Every half second, and before the device idles, when what was learned last would be told to nobody."""
         now_s = time.monotonic()
@@ -144,7 +153,7 @@ class Device:
         self._told_s = now_s
         figures = {"batch_rows": self._batcher.batch_rows, "bubble_ns": self._batcher.bubble_ns}
         sizes: dict[str, Any] = {str(c): rows for c, rows in self._batcher.learned().items()}
-        self._calls.news({"figures": figures, "batch_sizes": sizes})
+        self._calls.news({"figures": figures, "batch_sizes": sizes, "running": self._rows_running()})
 
 
 def _first_line(fault: Exception) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
 import pytest
 
+from batchmill_core.catalog import ModelEntry
+from batchmill_core.errors import EngineLost
 from batchmill_core.job import JobState
-from batchmill_core.request import RowStatus
+from batchmill_core.request import Completion, Request, RowStatus
 from batchmill_db import batch_sizes
 from batchmill_producers.retry import retry
+from batchmill_workers.gpu.batching import length_class
 from batchmill_workers.gpu.device_kind import device_kind
 from batchmill_workers.parentage import DOWN_EXIT_CODE
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import Mill, Worker
 from tests.integration.plugin_engine import install_engine
+from tests.scripted_engine import TOKENS, ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "gpu.scripted"
@@ -78,6 +83,27 @@ def test_a_row_that_crashes_the_engines_process_ends_dead_alone_and_can_be_retri
     assert mill.invariants(job).by_status[RowStatus.OK] == 8
     assert worker.alive
     assert "engine_lost" in worker.log
+
+
+async def _answers(device: Path, texts: list[str]) -> list[Completion | BaseException]:
+    """Of an engine that computes one row at a time."""
+    engine = ScriptedEngine(model=ModelEntry(name="scripted", engine="scripted", source=str(device)), device="cpu")
+    engine.use_batch_sizes({length_class(TOKENS): 1})
+    await engine.start()
+    try:
+        calls = [engine.complete(Request(messages=({"role": "user", "content": text},))) for text in texts]
+        return await asyncio.gather(*calls, return_exceptions=True)
+    finally:
+        await engine.close()
+
+
+def test_rows_that_waited_while_another_crashed_the_process_are_asked_again_and_not_blamed(device: Path) -> None:
+    (device / "segfault").touch()
+
+    crashed, *others = asyncio.run(_answers(device, ["segfault", "a", "b", "c"]))
+
+    assert isinstance(crashed, EngineLost)
+    assert [one.text for one in others if isinstance(one, Completion)] == ["A", "B", "C"]
 
 
 @pytest.mark.timeout(200)

@@ -38,6 +38,10 @@ _ERRORS: dict[str, type[CallError]] = {
 }
 
 
+class _NotBegun(Exception):  # a turn that a call's way takes, and no fault of anybody's
+    """The process died while a call waited for the device."""
+
+
 class HostedEngine:
     """What the engines of local models share. A kind of engine says how it is configured and asked.
 
@@ -105,17 +109,11 @@ class HostedEngine:
     async def complete(self, request: Request) -> Completion:
         """Answers one request; see ``Engine.complete``."""
         message = self.message(request)
-        await self._ensure_process()
-        times = CallTimes(self.meter)
         self._asked += 1
         try:
-            with times.running():
-                last = await self._process.call(message, lambda _: times.charge())  # the row is in the batch now
-        except ProcessLost as error:
-            kind = EngineDown if isinstance(error, DeviceLost) else EngineLost
-            raise kind(
-                f"model {self.model.name}: {error}", device_ns=times.device_ns, latency_ms=times.latency_ms
-            ) from error
+            last, times = await self._ask(message)
+        except _NotBegun:
+            last, times = await self._ask(message, first=False)
         except TypeError as error:
             raise InvalidRequest(f"the request cannot be sent to the engine: {error}") from error
         finally:
@@ -123,6 +121,27 @@ class HostedEngine:
         if "error" in last:
             raise self._error(last["error"], times)
         return self._completion(last, times)
+
+    async def _ask(self, message: Frame, *, first: bool = True) -> tuple[Frame, CallTimes]:
+        """The last message of a call, and its times.
+
+        Raises _NotBegun when the process died before the device had the ``first`` such call: that was another row's
+        doing, and it is asked once more. Not for ever, since a row can bring the process down while it is read, too.
+        """
+        await self._ensure_process()
+        times = CallTimes(self.meter)
+        try:
+            with times.running():
+                last = await self._process.call(message, lambda _: times.charge())  # the row is in the batch now
+        except ProcessLost as error:
+            lost = isinstance(error, DeviceLost)
+            if first and times.device_ns is None and not lost and not self._closed:
+                raise _NotBegun from error
+            kind = EngineDown if lost else EngineLost
+            raise kind(
+                f"model {self.model.name}: {error}", device_ns=times.device_ns, latency_ms=times.latency_ms
+            ) from error
+        return last, times
 
     async def close(self) -> None:
         """Ends the process; calls in flight raise EngineLost. Idempotent."""

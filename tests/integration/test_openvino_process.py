@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_core.errors import CallState, ConfigurationError, EngineFailed
+from batchmill_core.errors import CallState, ConfigurationError, EngineFailed, InvalidRequest
+from batchmill_core.request import Completion
 from batchmill_workers.gpu.openvino import OpenVinoEngine
 from tests.conformance.engine_host import SMOLLM2, EngineCase, EngineHost, chat
 
@@ -95,6 +97,58 @@ def test_the_same_seed_gives_the_same_answer_whatever_else_runs(host: EngineHost
     together = host.answer(*(chat(f"Tell me {i}", max_tokens=12) for i in range(5)), seeded)[-1].text
 
     assert together == alone
+
+
+def test_greedy_answers_do_not_depend_on_who_computed_their_prefix(host: EngineHost) -> None:
+    prefix = "You sort reviews of a shop. Say whether the review is positive, negative or neutral. " * 12
+    asked = [chat(f"{prefix}{text}", max_tokens=4, temperature=0) for text in ("It leaks.", "I love it!", "ok " * 40)]
+    alone = [host.answer(one)[0].text for one in asked]
+
+    assert [answer.text for answer in host.answer(*asked, *asked)] == alone * 2
+
+
+def test_a_schema_that_openvino_cannot_compile_ends_its_own_rows_only(host: EngineHost) -> None:
+    engine = started(host)
+    bad = replace(chat("Hi", max_tokens=4), schema={"type": "nonsense"})
+    good = replace(chat("Hi", max_tokens=4), schema={"type": "boolean"})
+    pid = engine.facts["pid"]
+
+    async def together() -> list[object]:
+        asked = [chat("Say 1", max_tokens=4), bad, good, bad, chat("Say 2", max_tokens=4)]
+        return list(await asyncio.gather(*(engine.complete(one) for one in asked), return_exceptions=True))
+
+    first, refused, guided, refused_too, last = host.run(together())
+    with pytest.raises(InvalidRequest, match="refuses the schema"):
+        host.answer(bad)
+
+    for error in (refused, refused_too):
+        assert isinstance(error, InvalidRequest)
+        assert str(error) == 'model smollm2: OpenVINO refuses the schema: Unsupported type "nonsense"'
+    assert all(isinstance(answer, Completion) and answer.text for answer in (first, guided, last))
+    assert engine.facts["pid"] == pid
+
+
+def test_a_template_that_refuses_a_system_message_gets_it_in_the_first_user_message() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    )
+    entry = replace(SMOLLM2, options={"chat_template": template})
+    host = EngineHost(EngineCase(name="openvino", make=lambda: OpenVinoEngine(model=entry)))
+    system = {"role": "system", "content": "You answer in French."}
+    try:
+        host.run(host.engine.start())
+        merged, whole = host.answer(
+            replace(
+                chat("Hi"), messages=(system, {"role": "user", "content": "Hi"}), params={"max_tokens": 4, "seed": 1}
+            ),
+            chat("You answer in French.\nHi", max_tokens=4, seed=1),
+        )
+    finally:
+        host.close()
+
+    assert merged.usage == whole.usage
+    assert merged.text == whole.text
 
 
 def test_cancelling_frees_the_device(host: EngineHost) -> None:

@@ -21,7 +21,7 @@ class Runner(Protocol):
 def serve(load: Callable[[Frame, Channel], tuple[Runner, Frame]], reason: Callable[[BaseException], str] = str) -> None:
     """Loads by the first message, says that it is ready with the facts of the loading, and runs to the worker's end.
 
-    An error of ``load`` is told to the worker as ``reason`` has it, which tells the user.
+    An error of either is told to the worker as ``reason`` has it, which tells the user.
     """
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # a whole group is signalled: the worker drains, then closes the channel
@@ -37,6 +37,9 @@ def serve(load: Callable[[Frame, Channel], tuple[Runner, Frame]], reason: Callab
         runner.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+    except Exception as error:
+        channel.send({"failed": reason(error) or type(error).__name__})
+        raise
 
 
 def failure(number: int, kind: str, message: str) -> Frame:

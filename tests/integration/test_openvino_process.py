@@ -211,6 +211,14 @@ def test_a_file_that_is_no_model_is_a_configuration_error_with_its_path(tmp_path
         asyncio.run(engine.start())
 
 
+def test_a_folder_in_another_format_is_told_with_what_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    engine = OpenVinoEngine(model=ModelEntry(name="m", source=str(tmp_path)))
+
+    with pytest.raises(ConfigurationError, match=r"not in OpenVINO's format .* take engine transformers"):
+        asyncio.run(engine.start())
+
+
 def test_without_openvino_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino_genai", None)
 

@@ -18,6 +18,12 @@ from .sampling import Sampling
 _GGUF_KNOWN = ("llama", "qwen2", "qwen3")  # those that it surely reads
 
 
+_NOT_OURS = (
+    "the folder is not in OpenVINO's format (no .xml file): take engine transformers, a GGUF file, or export the model "
+    "with optimum-cli export openvino"
+)
+
+
 class OpenVinoEngine(HostedEngine):
     """One model on one device, in a process of its own; rows of all chunks run in one continuous batch.
 
@@ -42,7 +48,9 @@ class OpenVinoEngine(HostedEngine):
         return {"device": self.device, "options": self._options.as_dict()}
 
     def in_words(self, fault: str) -> str:
-        kind = None if self.path is None or self.path.is_dir() else architecture(self.path)
+        if self.path is not None and self.path.is_dir():
+            return fault if any(self.path.glob("*.xml")) else f"{fault}; {_NOT_OURS}"
+        kind = None if self.path is None else architecture(self.path)
         if kind in (None, *_GGUF_KNOWN):
             return fault
         return (

@@ -10,9 +10,9 @@ import typer
 from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
 from batchmill_core.usage import usd
-from batchmill_db import jobs, ledger
+from batchmill_db import costs, jobs
+from batchmill_db.costs import Spending
 from batchmill_db.jobs import JobRecord
-from batchmill_db.ledger import Spending
 from batchmill_db.session import Connection, Database
 from batchmill_ops.report import list_reports, read_report, read_situation
 from batchmill_ops.up import remedy_here
@@ -116,8 +116,8 @@ def costs_command(
 ) -> None:
     """Show what was spent, by the ledger: every call that was sent counts, also of jobs that were removed."""
     with opened(load_settings()) as database:
-        spendings = database.run(lambda conn: ledger.spending(conn, by=by))
-        total = database.run(ledger.spending)
+        spendings = database.run(lambda conn: costs.spending(conn, by=by))
+        total = database.run(costs.spending)
     if as_json:
         print_json([_spent(by, s) for s in spendings])
     elif spendings:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from batchmill_core.errors import ConfigurationError, JobStopped
 from batchmill_core.settings import HOME_VARIABLE, Settings, load_settings
-from batchmill_db import jobs
+from batchmill_db import counters, jobs
 from batchmill_db.session import Connection, Database
 
 from .completing import account_names, job_references, local_model_names
@@ -184,7 +184,7 @@ def _verify(reference: str, *, as_json: bool) -> None:
 
     def work(conn: Connection) -> tuple[str, list[Violation]]:
         job = jobs.find(conn, reference)
-        jobs.sum_counters(conn, [job.id])
+        counters.sum_counters(conn, [job.id])
         return job.public_id, verify(conn, job.id)
 
     with opened(load_settings()) as database:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from batchmill_core.settings import Settings
 from batchmill_core.usage import usd
-from batchmill_db import chunks, jobs, ledger
+from batchmill_db import chunks, costs, jobs
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection, Database
 from batchmill_ops.live_screen import screen_for
@@ -192,8 +192,8 @@ class Job:
         """What the job's calls cost, by the ledger."""
 
         def read(conn: Connection) -> JobCost:
-            sums = ledger.spending(conn, job_id=self._number)
-            s = sums[0] if sums else ledger.Spending()
+            sums = costs.spending(conn, job_id=self._number)
+            s = sums[0] if sums else costs.Spending()
             known = s.settled_nanousd or s.calls > s.unbounded or not s.calls
             return JobCost(
                 settled=usd(s.settled_nanousd) if known else None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from batchmill_core.errors import JobError
 from batchmill_core.job import JobState
-from batchmill_db import jobs, loading, telemetry
+from batchmill_db import jobs, loading, steering, telemetry
 from batchmill_db.session import Connection, Database
 
 PAUSED_BY_USER = "paused by the user"
@@ -14,7 +14,7 @@ def pause(database: Database, job_id: int, *, reason: str = PAUSED_BY_USER) -> b
     """Pauses an open job; answers whether this call did it. Raises JobError for one that has ended or is loading."""
 
     def work(conn: Connection) -> bool:
-        if jobs.pause(conn, job_id, kind="user", reason=reason):
+        if steering.pause(conn, job_id, kind="user", reason=reason):
             return True
         job = jobs.get(conn, job_id)
         if job.state is not JobState.PAUSED:
@@ -39,7 +39,7 @@ def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None
                 f"the data set of job {job.public_id} was read to row {job.n_rows:,} only; run the command that began it again, "
                 f"with --key {job.key}: it goes on from there (or keep what was answered: batchmill cancel {job.public_id})"
             )
-        before = jobs.resume(conn, job_id, budget_nanousd=budget_nanousd)
+        before = steering.resume(conn, job_id, budget_nanousd=budget_nanousd)
         if job.reason_kind == "account" and job.reason_account is not None:
             telemetry.heal_account(conn, job.reason_account)
         return before
@@ -49,4 +49,4 @@ def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None
 
 def cancel(database: Database, job_id: int) -> JobState:
     """Ends a job; answers the state it had. Idempotent. Raises JobError for one that is done."""
-    return database.run(lambda conn: jobs.cancel(conn, job_id))
+    return database.run(lambda conn: steering.cancel(conn, job_id))

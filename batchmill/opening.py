@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from batchmill_core.errors import JobError
 from batchmill_core.settings import Settings
 from batchmill_db import migrate
-from batchmill_db.chunks import Doorbell
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.session import Database
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from batchmill_core.usage import Usage
-from batchmill_db.ledger import Spending
+from batchmill_db.costs import Spending
 from batchmill_ops.figures import dollars, duration, one_line, rate
 from batchmill_ops.live_screen import statuses
 from batchmill_ops.progress import money, rows_done

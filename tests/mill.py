@@ -24,7 +24,7 @@ from batchmill_core.broker import make_celery
 from batchmill_core.catalog import Account, Catalog, ModelEntry
 from batchmill_core.settings import Settings
 from batchmill_core.usage import Price
-from batchmill_db import jobs, migrate
+from batchmill_db import counters, jobs, migrate, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import call, chunk, result
 from batchmill_db.session import Database
@@ -106,8 +106,8 @@ class Mill:
 
     def job(self, job: JobRecord) -> JobRecord:
         """The job as it stands now, with everything summed and closed that can be."""
-        self.database.run(jobs.finish)
-        self.database.run(jobs.sum_counters)
+        self.database.run(steering.finish)
+        self.database.run(counters.sum_counters)
         with self.database.reading() as conn:
             return jobs.get(conn, job.id)
 

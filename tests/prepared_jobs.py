@@ -9,7 +9,7 @@ from batchmill_core.errors import CallState
 from batchmill_core.request import RowStatus
 from batchmill_core.settings import Settings, load_settings
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs, ledger, migrate, results
+from batchmill_db import chunks, counters, doorbells, jobs, ledger, migrate, results, steering
 from batchmill_db.chunks import Claim
 from batchmill_db.jobs import JobRecord
 from batchmill_db.ledger import CallEnd, NewCall
@@ -60,13 +60,13 @@ class PreparedFolder:
         """One call and one result for each row of the job's first chunk; the job is done when all have one."""
 
         def work(conn: Connection) -> None:
-            bells = chunks.ring(conn, windows={"api.sim": 8}, again_after_ms=1000)
+            bells = doorbells.ring(conn, windows={"api.sim": 8}, again_after_ms=1000)
             for bell in bells:
                 claim = chunks.claim(conn, bell.chunk_id, "worker", lease_ms=60_000)
                 if claim is not None and claim.job_id == job.id:
                     _answer(conn, claim, statuses)
-            jobs.sum_counters(conn)
-            jobs.finish(conn)
+            counters.sum_counters(conn)
+            steering.finish(conn)
 
         self.database.run(work)
 

@@ -12,7 +12,7 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import FINAL_JOB_STATES
 from batchmill_core.usage import TOKEN_KINDS
 
-from . import chunks, jobs, samples, telemetry
+from . import doorbells, jobs, samples, telemetry
 from .jobs import JobRecord
 from .samples import Newest
 from .schema import TOKEN_COLUMNS, account, call, job
@@ -42,7 +42,7 @@ def read(conn: Connection, *, ended_jobs: int) -> Gauges:
     return Gauges(
         job_states={str(state): count for state, count in states},
         jobs=_jobs(conn, ended_jobs),
-        queues=chunks.queues_with_work(conn),
+        queues=doorbells.queues_with_work(conn),
         workers=telemetry.live_workers(conn),
         unfit=telemetry.unfit_workers(conn),
         in_flight=_in_flight(conn),

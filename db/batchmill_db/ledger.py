@@ -11,16 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, bindparam, case, func, literal_column, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, literal_column, select, update
 
 from batchmill_core.errors import CallState
 from batchmill_core.job import ChunkState, JobState, Rows
-from batchmill_core.usage import Usage, split, split_usage
+from batchmill_core.usage import Usage
 
 from .bulk import Bulk, insert_for
 from .schema import TOKEN_COLUMNS, call, chunk, job
 from .session import now_ms
-from .spans import among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,7 @@ def _reserve_within_budget(conn: Connection, calls: Sequence[NewCall]) -> Reserv
         fitting.append(c)
     if fitting:
         _insert(conn, fitting)
-        _hold(conn, job_id, held - row.held_nanousd)
+        hold(conn, job_id, held - row.held_nanousd)
     refusal = None if len(fitting) == len(calls) else Refusal(reason="budget")
     return Reservation(accepted=len(fitting), refusal=refusal)
 
@@ -122,10 +121,12 @@ def _reserve_within_budget(conn: Connection, calls: Sequence[NewCall]) -> Reserv
 _LOCK_BUDGET = (
     select(job.c.budget_nanousd, job.c.held_nanousd).where(job.c.id == bindparam("job")).with_for_update(key_share=True)
 )
+
+
 _HOLD = update(job).where(job.c.id == bindparam("b_job")).values(held_nanousd=job.c.held_nanousd + bindparam("b_more"))
 
 
-def _hold(conn: Connection, job_id: int, more_nanousd: int) -> None:
+def hold(conn: Connection, job_id: int, more_nanousd: int) -> None:
     if more_nanousd:
         conn.execute(_HOLD, {"b_job": job_id, "b_more": more_nanousd})
 
@@ -145,6 +146,8 @@ _BOOKED_COLUMNS = (
     "bound_nanousd",
     "price_version",
 )
+
+
 _BOOK = Bulk(
     _BOOKED_COLUMNS,
     lambda dialect: (
@@ -185,6 +188,8 @@ def _lines(conn: Connection, chunk_id: int, fence: int, seqs: Sequence[int]) -> 
 _SETTLED_COLUMNS = (
     "state", *TOKEN_COLUMNS, "cost_nanousd", "device_ns", "wasted", "error_kind", "http_status", "request_id", "latency_ms"
 )  # fmt: skip
+
+
 _STILL_OPEN: tuple[ColumnElement[str], ...] = (literal_column("'reserved'"), literal_column("'unknown'"))
 _KEY = ("chunk_id", "fence", "seq")
 _SETTLE = Bulk(
@@ -231,7 +236,7 @@ def settle(
     moves = _moves(_lines(conn, chunk_id, fence, [e.seq for e in ends]), ends)
     _SETTLE.run(conn, [_settled(chunk_id, fence, m.end) for m in moves])
     if job_row is not None and job_row.budget_nanousd is not None:
-        _hold(conn, job_id, -sum(m.freed_nanousd for m in moves))
+        hold(conn, job_id, -sum(m.freed_nanousd for m in moves))
     return moves
 
 
@@ -329,132 +334,3 @@ def held(conn: Connection, job_id: int) -> int:
         else_=func.coalesce(call.c.cost_nanousd, call.c.bound_nanousd, 0),
     )
     return int(conn.execute(select(func.coalesce(func.sum(counts), 0)).where(call.c.job_id == job_id)).scalar_one())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
-    """What a row's earlier calls of this round amount to."""
-
-    tries: int = 0
-    calls: int = 0
-    cost_nanousd: int | None = None
-    unknown_nanousd: int | None = None
-    usage: Usage | None = None
-
-
-def past_of(conn: Connection, job_id: int, rows: Rows, round_number: int) -> dict[int, Past]:
-    """Earlier calls per row of this round that were not void: a drain or a crash resets no tries. Reads only.
-
-    A call over many rows counts as a try for each; its cost is split evenly, the first rows taking the remainder.
-    """
-    counted = (
-        call.c.job_id == job_id,
-        call.c.round == round_number,
-        call.c.state.in_((CallState.SETTLED.value, CallState.UNKNOWN.value)),
-    )
-    of_one_row = (select(call).where(*counted, call.c.rows.is_(None), piece) for piece in among(call.c.first_row, rows))
-    of_many = select(call).where(
-        *counted, call.c.rows.is_not(None), call.c.first_row <= rows.last, call.c.last_row >= rows.first
-    )
-    found = [line for query in (*of_one_row, of_many) for line in conn.execute(query)]
-    past: dict[int, Past] = {}
-    wanted = set(rows)
-    for c in found:
-        covered = list(Rows.parse(c.rows)) if c.rows else [c.first_row]
-        _add_past(past, c, covered, wanted)
-    return past
-
-
-def _add_past(past: dict[int, Past], c: Any, covered: Sequence[int], wanted: set[int]) -> None:
-    weights = [1] * len(covered)
-    unknown = c.state == CallState.UNKNOWN.value
-    amount = c.bound_nanousd if unknown else c.cost_nanousd
-    amounts: Sequence[int | None] = [None] * len(covered) if amount is None else split(amount, weights)
-    whole = (
-        None
-        if c.input_tokens is None
-        else Usage(**{t.removesuffix("_tokens"): getattr(c, t) or 0 for t in TOKEN_COLUMNS})
-    )
-    usages: Sequence[Usage | None] = [None] * len(covered) if whole is None else split_usage(whole, weights)
-    for row, money, usage in zip(covered, amounts, usages, strict=True):
-        if row in wanted:
-            p = past.get(row, Past())
-            past[row] = Past(
-                tries=p.tries + (c.error_kind != "engine_lost"),  # the chunk counts that as a crash
-                calls=p.calls + 1,
-                cost_nanousd=_plus(p.cost_nanousd, None if unknown else money),
-                unknown_nanousd=_plus(p.unknown_nanousd, money if unknown else None),
-                usage=usage if p.usage is None else (p.usage if usage is None else p.usage + usage),
-            )
-
-
-def _plus(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else a + b
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spending:
-    """Sums over the ledger. ``unknown_nanousd`` is an upper bound; ``unbounded`` counts calls without even a bound."""
-
-    key: str = ""
-    calls: int = 0
-    settled_nanousd: int = 0
-    unknown_nanousd: int = 0
-    wasted_nanousd: int = 0
-    reserved_nanousd: int = 0
-    unknown_calls: int = 0
-    unbounded: int = 0
-    input_tokens: int = 0
-    cached_input_tokens: int = 0
-    output_tokens: int = 0
-
-
-_BY = {
-    "account": func.coalesce(call.c.account, "local"),
-    "model": call.c.model,
-    "worker": call.c.worker,
-    "job": func.coalesce(job.c.public_id, "removed"),
-    "day": None,  # by dialect
-}
-BY = tuple(_BY)
-
-
-def spending(conn: Connection, *, by: str | None = None, job_id: int | None = None) -> list[Spending]:
-    """Sums of the ledger, grouped by model, job, day (UTC), account or worker. Reads only."""
-    key: Any = _BY[by] if by in _BY and by != "day" else None
-    if by == "day":
-        key = (
-            func.date(call.c.reserved_ms / 1000, "unixepoch")
-            if conn.dialect.name == "sqlite"
-            else func.to_char(func.to_timestamp(call.c.reserved_ms / 1000).op("AT TIME ZONE")("UTC"), "YYYY-MM-DD")
-        )
-
-    def total(condition: Any, column: Any) -> Any:
-        return func.coalesce(func.sum(case((condition, column), else_=0)), 0)
-
-    settled, unknown = call.c.state == "settled", call.c.state == "unknown"
-    columns = [
-        func.sum(case((call.c.state != "void", 1), else_=0)).label("calls"),
-        total(settled, call.c.cost_nanousd).label("settled_nanousd"),
-        total(unknown, call.c.bound_nanousd).label("unknown_nanousd"),
-        total(and_(settled, call.c.wasted), call.c.cost_nanousd).label("wasted_nanousd"),
-        total(call.c.state == "reserved", call.c.bound_nanousd).label("reserved_nanousd"),
-        total(or_(unknown, and_(settled, call.c.cost_nanousd.is_(None))), 1).label("unknown_calls"),
-        total(
-            or_(and_(unknown, call.c.bound_nanousd.is_(None)), and_(settled, call.c.cost_nanousd.is_(None))), 1
-        ).label("unbounded"),
-        func.coalesce(func.sum(call.c.input_tokens), 0).label("input_tokens"),
-        func.coalesce(func.sum(call.c.cached_input_tokens), 0).label("cached_input_tokens"),
-        func.coalesce(func.sum(call.c.output_tokens), 0).label("output_tokens"),
-    ]
-    query = select(*columns) if key is None else select(key.label("key"), *columns).group_by(key).order_by(key)
-    if by == "job":
-        query = query.select_from(call.outerjoin(job, job.c.id == call.c.job_id))
-    if job_id is not None:
-        query = query.where(call.c.job_id == job_id)
-    return [_spending(dict(r._mapping)) for r in conn.execute(query)]
-
-
-def _spending(m: Mapping[Any, Any]) -> Spending:
-    key = str(m.get("key", ""))
-    return Spending(key=key, **{str(k): int(v or 0) for k, v in m.items() if k != "key"})

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, or_, select, update
 
 from batchmill_core.job import JobState
 
-from . import jobs
+from . import jobs, steering
 from .bulk import insert_for
 from .schema import chunk, job, leader, payload, round_
 from .session import now_ms
@@ -95,7 +95,7 @@ def go_on(conn: Connection, job_id: int, new: jobs.NewJob) -> None:
     """The same key goes on reading a job that workers know already: only its budget may change. Idempotent."""
     conn.execute(update(job).where(job.c.id == job_id).values(submission=json.dumps(dict(new.submission))))
     if new.budget_nanousd is not None:
-        jobs.set_budget(conn, job_id, new.budget_nanousd)
+        steering.set_budget(conn, job_id, new.budget_nanousd)
 
 
 def open_early(conn: Connection, job_id: int) -> bool:
@@ -119,7 +119,7 @@ def _reopen(conn: Connection, job_id: int, why: Any) -> bool:
         .values(state=JobState.OPEN, reason=None, reason_kind=None)
     )
     if done.rowcount:
-        jobs.make_publishable(conn, job_id)
+        steering.make_publishable(conn, job_id)
     return bool(done.rowcount)
 
 
@@ -154,7 +154,7 @@ def stop(conn: Connection, job_id: int, reason: str) -> bool:
     """
     leave(conn, job_id)
     now = lock(conn, job_id)
-    return now is not None and not now.loaded and jobs.pause(conn, job_id, kind=_SOURCE, reason=reason)
+    return now is not None and not now.loaded and steering.pause(conn, job_id, kind=_SOURCE, reason=reason)
 
 
 def drop(conn: Connection, job_id: int) -> bool:

@@ -229,23 +229,23 @@ def stop_account(conn: Connection, name: str, *, kind: str, reason: str, probe_a
             .exists(),
         )
     ).scalars()
-    from . import jobs
+    from . import steering
 
     for job_id in list(ids):
-        jobs.pause(conn, job_id, kind="account", reason=f"account {name} is stopped: {reason}", account=name)
+        steering.pause(conn, job_id, kind="account", reason=f"account {name} is stopped: {reason}", account=name)
     return stopped is not None
 
 
 def heal_account(conn: Connection, name: str) -> list[int]:
     """A probe succeeded or the user resumed: the account works again and its jobs go on. Idempotent."""
-    from . import jobs
+    from . import steering
 
     conn.execute(
         update(account)
         .where(account.c.name == name, account.c.state == "stopped")
         .values(state="ok", reason=None, reason_kind=None, probe_at_ms=None, changed_ms=now_ms())
     )
-    return jobs.resume_healed(conn, name)
+    return steering.resume_healed(conn, name)
 
 
 def due_probes(conn: Connection, names: Sequence[str], *, next_after_ms: int) -> list[AccountState]:

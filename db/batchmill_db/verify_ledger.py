@@ -11,8 +11,8 @@ from batchmill_core.job import ChunkState, Rows
 from batchmill_core.request import STATUSES, RowStatus
 
 from . import ledger
-from .chunks import dead_rows
 from .jobs import JobRecord
+from .reaping import dead_rows
 from .results import finished
 from .schema import COUNTER_COLUMNS, STATUS_COLUMNS, TOKEN_COLUMNS, call, chunk, result
 from .schema import job as job_table

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, latencies, sample_spans, telemetry
+from batchmill_db import doorbells, latencies, sample_spans, telemetry
 from batchmill_db.sample_spans import Span
 from batchmill_db.session import Connection, Database
 from batchmill_db.telemetry import WorkerRecord
@@ -142,12 +142,12 @@ def read_devices(database: Database, settings: Settings) -> list[DeviceState]:
 
 def _ready_models(conn: Connection, models: Iterable[str]) -> set[str]:
     """Models of which a chunk is ready, due, and not taken."""
-    return {m for m in models if chunks.overdue(conn, [f"{_QUEUE}{m}"], waited_ms=0, limit=1)}
+    return {m for m in models if doorbells.overdue(conn, [f"{_QUEUE}{m}"], waited_ms=0, limit=1)}
 
 
 def _unserved_models(conn: Connection, workers: Iterable[WorkerRecord]) -> list[str]:
     served = {q for w in workers for q in w.queues}
-    work = chunks.queues_with_work(conn)
+    work = doorbells.queues_with_work(conn)
     return sorted(q.removeprefix(_QUEUE) for q in work if q.startswith(_QUEUE) and q not in served)
 
 

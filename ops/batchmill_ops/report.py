@@ -9,7 +9,7 @@ from typing import Any
 from batchmill_core.job import JobState
 from batchmill_core.request import BAD_STATUSES, RowStatus
 from batchmill_core.usage import usd
-from batchmill_db import chunks, jobs, loading, results, telemetry
+from batchmill_db import chunks, counters, jobs, loading, results, steering, telemetry
 from batchmill_db.chunks import ChunkCounts
 from batchmill_db.jobs import JobRecord
 from batchmill_db.results import ErrorSample
@@ -123,7 +123,7 @@ def read_situation(database: Database, job_id: int, *, patience_s: float = 5.0) 
             report=_report(conn, job_id),
             chunks=chunks.counts(conn, job_id),
             # Calls are booked a little ahead of being sent; what workers have on the wire is never more than that.
-            in_flight=min(jobs.reserved_calls(conn, job_id), sum(w.in_flight for w in workers)),
+            in_flight=min(steering.reserved_calls(conn, job_id), sum(w.in_flight for w in workers)),
             workers=workers,
             unfit=telemetry.unfit_workers(conn),
             accounts=telemetry.accounts(conn),
@@ -137,14 +137,14 @@ def list_reports(database: Database, *, limit: int = 1000) -> list[JobReport]:
     """Reports of the newest jobs, newest first."""
 
     def read(conn: Connection) -> list[JobReport]:
-        jobs.sum_counters(conn)
+        counters.sum_counters(conn)
         return [_with_errors(conn, job) for job in jobs.newest(conn, limit=limit)]
 
     return database.run(read)
 
 
 def _report(conn: Connection, job_id: int) -> JobReport:
-    jobs.sum_counters(conn, [job_id])
+    counters.sum_counters(conn, [job_id])
     return _with_errors(conn, jobs.get(conn, job_id))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from batchmill_core.catalog import Limits
 from batchmill_core.errors import BatchmillError, ConfigurationError
 from batchmill_core.settings import HOME_VARIABLE, Settings, load_settings
-from batchmill_db import chunks, telemetry
+from batchmill_db import reaping, telemetry
 from batchmill_db.session import Connection, Database
 from batchmill_workers.gpu.devices import usable_cores
 from batchmill_workers.launch import ProcessPlan, Supervisor, plan_api, plan_gpu
@@ -207,7 +207,7 @@ def free_leases_of_the_dead(database: Database, host: str) -> int:
     def work(conn: Connection) -> int:
         dead: Sequence[str] = [w.id for w in telemetry.workers_of_host(conn, host) if not is_worker(w.pid)]
         telemetry.bury(conn, dead)
-        return chunks.expire_leases(conn, worker_ids=dead)
+        return reaping.expire_leases(conn, worker_ids=dead)
 
     freed = database.run(work, patience_s=10)
     if freed:

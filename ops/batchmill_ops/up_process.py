@@ -18,7 +18,7 @@ from pathlib import Path
 
 from batchmill_core.errors import BatchmillError, ConfigurationError, JobStopped
 from batchmill_core.settings import Settings, load_settings
-from batchmill_db import chunks
+from batchmill_db import doorbells
 from batchmill_db.session import DatabaseError
 
 from .flower_child import FlowerChild
@@ -96,7 +96,7 @@ class UpProcess:
             self._said.add(reason)
             log.error("queue_not_served reason=%s", reason)
         try:
-            queues = stack.database.read(chunks.queues_with_work).keys() - self._served
+            queues = stack.database.read(doorbells.queues_with_work).keys() - self._served
         except DatabaseError as fault:
             log.warning("work_not_seen error=%s", fault)
             return

@@ -20,7 +20,7 @@ from batchmill_core.errors import ConfigurationError
 from batchmill_core.payload import decode_frame, split_input
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import TOKEN_KINDS
-from batchmill_db import jobs
+from batchmill_db import jobs, payload_store, rounds
 from batchmill_db.session import Database
 
 from .column_types import ColumnTypes, JsonType, as_json
@@ -78,7 +78,7 @@ def write_parquet(
 
 def _all_columns(database: Database, job_id: int, types: Mapping[str, type | JsonType]) -> list[_Column]:
     with database.reading() as conn:
-        task = jobs.spec_of(conn, job_id, jobs.get(conn, job_id).round).task
+        task = rounds.spec_of(conn, job_id, jobs.get(conn, job_id).round).task
     own = _result_columns(task)
     names = without_clashes(types, [c.field.name for c in own])
     return own + [_input_column(given, name, types[given]) for given, name in zip(types, names, strict=True)]
@@ -165,7 +165,7 @@ def _input_types(database: Database, job_id: int) -> tuple[Mapping[str, type | J
     types, next_row = ColumnTypes(), 0
     while True:
         with database.reading() as conn:
-            found = jobs.inputs_after(conn, job_id, next_row)
+            found = payload_store.inputs_after(conn, job_id, next_row)
         if found is None:
             return types.found(), next_row
         first, n_rows, frame = found

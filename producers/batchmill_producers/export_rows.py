@@ -15,7 +15,7 @@ from batchmill_core.job import JobState
 from batchmill_core.payload import RowOrigin, decode_frame, may_hold_long_integer, split_input
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import usd
-from batchmill_db import chunks, jobs, results
+from batchmill_db import jobs, payload_store, reaping, results, rounds
 from batchmill_db.session import Database
 
 COLUMNS = (
@@ -122,18 +122,18 @@ def stream_fields(
     """The fields of each result, in the order of a JSON line, and its input as stored."""
     with database.reading() as conn:
         job = jobs.get(conn, job_id)
-        spec = jobs.spec_of(conn, job_id, job.round)
+        spec = rounds.spec_of(conn, job_id, job.round)
         view = _View(
             job_id=job_id,
             structured=spec.schema is not None or spec.task is TaskKind.CLASSIFY,
             cancelled=job.state is JobState.CANCELLED,
-            dead=chunks.dead_rows(conn, job_id),
+            dead=reaping.dead_rows(conn, job_id),
             statuses=None if statuses is None else frozenset(statuses),
         )
     next_row = 0
     while True:
         with database.reading() as conn:
-            found = jobs.inputs_after(conn, job_id, next_row)
+            found = payload_store.inputs_after(conn, job_id, next_row)
             if found is None:
                 return
             first, n_rows, frame = found

@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from batchmill_core.errors import JobError
 from batchmill_core.job import JobState, Rows
-from batchmill_db import chunks, jobs, loading
-from batchmill_db.chunks import Doorbell, NewChunk
+from batchmill_db import chunks, doorbells, jobs, loading, payload_store, steering
+from batchmill_db.chunks import NewChunk
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection, Database
 
@@ -119,7 +120,7 @@ class Loader:
             return there
         if now.loaded:
             raise self._saved.more(payloads[0].first_row)
-        jobs.add_payloads(
+        payload_store.add_payloads(
             conn, self.job.id, [(p.first_row, p.n_rows, p.requests, p.inputs, p.digest) for p in payloads]
         )
         rows = (Rows.span(p.first_row, p.n_rows) for p in payloads)
@@ -154,7 +155,7 @@ class Loader:
             raise NotLoading
         self._note(conn, self.n_rows)
         loading.end(conn, self.job.id)
-        jobs.finish(conn)  # all rows may be answered already, and no worker be left to notice
+        steering.finish(conn)  # all rows may be answered already, and no worker be left to notice
 
     def _tell(self) -> None:
         if self.progress is not None:
@@ -183,5 +184,5 @@ class Loader:
 def ring_first(database: Database, queue: str, ring: Callable[[Doorbell], None]) -> None:
     """Rings for the first chunks of a queue, so that an idle worker starts before the dispatcher's next tick."""
     windows = {queue: _FIRST_RINGS}
-    for bell in database.run(lambda conn: chunks.ring(conn, windows=windows, again_after_ms=_RING_AGAIN_MS)):
+    for bell in database.run(lambda conn: doorbells.ring(conn, windows=windows, again_after_ms=_RING_AGAIN_MS)):
         ring(bell)

@@ -10,7 +10,7 @@ from batchmill_core.errors import JobError
 from batchmill_core.job import JobState, Rows, Spec
 from batchmill_core.request import BAD_STATUSES, RowStatus
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, jobs
+from batchmill_db import chunks, jobs, reaping, rounds
 from batchmill_db.chunks import NewChunk
 from batchmill_db.session import Connection, Database
 
@@ -37,7 +37,7 @@ def retry(
     wanted = tuple(BAD_STATUSES if statuses is None else statuses)
     with database.reading() as conn:
         job = jobs.get(conn, job_id)
-        spec = jobs.spec_of(conn, job_id, job.round)
+        spec = rounds.spec_of(conn, job_id, job.round)
     if job.state is not JobState.DONE:
         raise JobError(f"job {job.public_id} is {job.state}; only a job that is done can be retried")
     spec, size = _next_spec(settings, spec, model, params or {})
@@ -59,14 +59,14 @@ def _open_round(
     conn: Connection, job_id: int, number: int, spec: Spec, statuses: tuple[RowStatus, ...], size: int, priority: int
 ) -> int:
     """One transaction. Idempotent: the round opens once."""
-    rows = jobs.rows_of_status(conn, job_id, statuses)
+    rows = rounds.rows_of_status(conn, job_id, statuses)
     if not len(rows):
         return 0
-    if not jobs.reopen(conn, job_id, number):
+    if not rounds.reopen(conn, job_id, number):
         return len(rows)
-    jobs.add_round(conn, job_id, number, spec, statuses=[s.value for s in statuses])
+    rounds.add_round(conn, job_id, number, spec, statuses=[s.value for s in statuses])
     if RowStatus.DEAD in statuses:
-        chunks.clear_dead(conn, job_id)
+        reaping.clear_dead(conn, job_id)
     numbers = list(rows)
     groups = (Rows.of(numbers[i : i + size]) for i in range(0, len(numbers), size))
     queue = spec.steps[0].queue

@@ -18,8 +18,8 @@ from typing import NoReturn
 from batchmill_core.errors import BatchmillError, JobError, JobStopped, PromptError, SourceError
 from batchmill_core.job import JobState
 from batchmill_core.settings import Settings
-from batchmill_db import jobs, loading
-from batchmill_db.chunks import Doorbell
+from batchmill_db import jobs, loading, rounds
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.jobs import JobRecord, NewJob
 from batchmill_db.session import Connection, Database, DatabaseError
 
@@ -185,7 +185,7 @@ def _read(
 ) -> JobRecord:
     """Loads the rows; what became of the job when that fails is said by what is raised."""
     with database.reading() as conn:
-        spec = jobs.spec_of(conn, job.id, 1)  # of a job that is open already, as its workers know it
+        spec = rounds.spec_of(conn, job.id, 1)  # of a job that is open already, as its workers know it
     prepared = replace(prepared, spec=spec)
     loader = Loader(
         database=database,

@@ -20,8 +20,8 @@ from batchmill_core.broker import make_celery, publish
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
 from batchmill_core.settings import load_settings
-from batchmill_db import chunks, jobs, migrate, verify
-from batchmill_db.chunks import Doorbell
+from batchmill_db import chunks, counters, jobs, migrate, verify
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import call, chunk, result
 from batchmill_db.session import Connection, Database, DatabaseError
@@ -399,7 +399,7 @@ price = { input = 0.02, output = 0 }
 
 def _summed(conn: Connection, job_id: int) -> JobRecord | None:
     """The job, or None while somebody else is at its counters."""
-    jobs.sum_counters(conn, [job_id])
+    counters.sum_counters(conn, [job_id])
     pending = select(chunk.c.id).where(chunk.c.job_id == job_id, chunk.c.unsummed_since_ms.is_not(None)).limit(1)
     return None if conn.execute(pending).first() else jobs.get(conn, job_id)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from batchmill_core.job import JobState
-from batchmill_db import jobs
+from batchmill_db import jobs, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_ops.simulator import SimulatorConfig
 from batchmill_ops.simulator.config import FaultRate
@@ -61,7 +61,7 @@ def test_eight_workers_racing_for_a_budget_never_pass_it(make_mill: MakeMill) ->
     assert ROWS // 4 < paused.done < ROWS
     mill.invariants(job)
 
-    mill.database.run(lambda conn: jobs.resume(conn, job.id, budget_nanousd=10 * BUDGET_NANOUSD))
+    mill.database.run(lambda conn: steering.resume(conn, job.id, budget_nanousd=10 * BUDGET_NANOUSD))
     mill.wait_done(job)
     assert len(mill.bill()) == ROWS
     assert len({c.worker for c in mill.calls(job)}) > 1

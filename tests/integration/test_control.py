@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from batchmill_core.job import ChunkState, JobState
-from batchmill_db import jobs
+from batchmill_db import steering
 from batchmill_db.jobs import JobRecord
 from batchmill_ops.simulator import SimulatorConfig
 from tests.integration.conftest import MakeMill
@@ -41,16 +41,16 @@ def _last_call_after_s(mill: Mill) -> float:
 
 def test_pause_and_resume_take_effect_within_2_s(make_mill: MakeMill) -> None:
     mill, job = _mill_at_work(make_mill)
-    mill.database.run(lambda conn: jobs.pause(conn, job.id, kind="user", reason="paused by the user"))
+    mill.database.run(lambda conn: steering.pause(conn, job.id, kind="user", reason="paused by the user"))
     paused_after_s = _last_call_after_s(mill)
     until("no chunk is leased", lambda: all(c.state != ChunkState.LEASED for c in mill.chunks(job)))
     sent = mill.sent()
     mill.invariants(job)
-    mill.database.run(lambda conn: jobs.resume(conn, job.id))
+    mill.database.run(lambda conn: steering.resume(conn, job.id))
     resumed = time.monotonic()
     until("a call is sent again", lambda: mill.sent() > sent)
     resumed_after_s = time.monotonic() - resumed
-    mill.database.run(lambda conn: jobs.cancel(conn, job.id))
+    mill.database.run(lambda conn: steering.cancel(conn, job.id))
 
     assert paused_after_s < EFFECT_S
     assert resumed_after_s < EFFECT_S
@@ -59,7 +59,7 @@ def test_pause_and_resume_take_effect_within_2_s(make_mill: MakeMill) -> None:
 
 def test_cancel_takes_effect_within_2_s_and_keeps_what_is_paid(make_mill: MakeMill) -> None:
     mill, job = _mill_at_work(make_mill)
-    mill.database.run(lambda conn: jobs.cancel(conn, job.id))
+    mill.database.run(lambda conn: steering.cancel(conn, job.id))
     cancelled_after_s = _last_call_after_s(mill)
     until("no chunk is leased", lambda: all(c.state != ChunkState.LEASED for c in mill.chunks(job)))
 

@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from batchmill_core.errors import JobError, JobStopped
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_db import jobs
+from batchmill_db import jobs, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import result
 from batchmill_ops.simulator import SimulatorConfig
@@ -141,7 +141,7 @@ def test_a_budget_that_is_used_up_while_rows_still_come_pauses_the_job_and_the_r
 
     job = mill.submit(slowly(), chunk_size=CHUNK, key=KEY, eager=True, budget_nanousd=BUDGET_NANOUSD)
     kept, spent = answered(mill), mill.job(job.id).held_nanousd
-    mill.database.run(lambda conn: jobs.resume(conn, job.id, budget_nanousd=100 * BUDGET_NANOUSD))
+    mill.database.run(lambda conn: steering.resume(conn, job.id, budget_nanousd=100 * BUDGET_NANOUSD))
     done = mill.wait_done(job)
 
     assert (job.state, job.reason_kind, job.loaded, job.n_rows) == (JobState.PAUSED, "budget", True, ROWS)
@@ -158,7 +158,7 @@ def test_a_job_that_is_cancelled_while_rows_still_come_keeps_what_was_answered(m
     def slowly() -> Iterator[dict[str, Any]]:
         yield from rows()[:HALF]
         until("the first half is answered", lambda: answered(mill) == HALF)
-        mill.database.run(lambda conn: jobs.cancel(conn, by_key(mill).id))
+        mill.database.run(lambda conn: steering.cancel(conn, by_key(mill).id))
         yield from rows()[HALF:]
 
     with pytest.raises(JobError, match="was cancelled while its data set was being read"):

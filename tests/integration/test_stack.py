@@ -21,7 +21,7 @@ from batchmill.opening import opened
 from batchmill_core.errors import ConfigurationError, JobStopped, SchemaVersionError
 from batchmill_core.job import JobState
 from batchmill_core.settings import Settings, load_settings
-from batchmill_db import jobs, telemetry
+from batchmill_db import counters, jobs, telemetry
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Connection
 from batchmill_db.telemetry import WorkerRecord
@@ -379,7 +379,7 @@ def with_provider(settings: Settings, base_url: str) -> Settings:
 
 def current(stack: Stack, job_id: int) -> JobRecord:
     def now(conn: Connection) -> JobRecord:
-        jobs.sum_counters(conn, [job_id])
+        counters.sum_counters(conn, [job_id])
         return jobs.get(conn, job_id)
 
     return stack.database.run(now)

@@ -6,7 +6,7 @@ import redis
 
 from batchmill_core.broker import KEY_PREFIX, publish
 from batchmill_core.job import ChunkState
-from batchmill_db import jobs
+from batchmill_db import steering
 from batchmill_ops.simulator import SimulatorConfig
 from tests.integration.conftest import MakeMill
 from tests.integration.harness import QUEUE, Mill, until
@@ -47,10 +47,10 @@ def test_late_answers_fill_the_places_that_are_still_empty(make_mill: MakeMill) 
         job = mill.submit(ROWS, chunk_size=ROWS)
         _freeze_with_calls_in_flight(mill)
         until("its lease is reaped", lambda: mill.chunks(job)[0].state == ChunkState.READY)
-        mill.database.run(lambda conn: jobs.pause(conn, job.id, kind="user", reason="so that nobody claims it"))
+        mill.database.run(lambda conn: steering.pause(conn, job.id, kind="user", reason="so that nobody claims it"))
         zombie.thaw()
         mill.wait_rows(job, ROWS)
-        mill.database.run(lambda conn: jobs.resume(conn, job.id))
+        mill.database.run(lambda conn: steering.resume(conn, job.id))
         mill.wait_done(job)
 
     assert mill.invariants(job).wasted_nanousd == 0

@@ -18,7 +18,7 @@ from batchmill_core.errors import CallTimeout, EngineLost, InvalidRequest
 from batchmill_core.job import JobState, Rows, Step
 from batchmill_core.request import Completion, Request, RowStatus
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs, ledger
+from batchmill_db import past_calls, reaping, rounds, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import DatabaseError
 from batchmill_workers import validation
@@ -201,8 +201,8 @@ def test_rows_that_have_an_answer_are_not_asked_again(bench: Bench) -> None:
     job = bench.submit(4)
     first = bench.load()
     bench.mill.process.call(first.host.recorder.reserve([first._call(u) for u in [unit(first, 0)]], budgeted=False))
-    bench.mill.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
-    bench.mill.database.run(chunks.reap)
+    bench.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
+    bench.mill.database.run(reaping.reap)
 
     bench.mill.run(job)
 
@@ -220,8 +220,8 @@ def test_the_tries_of_an_earlier_attempt_count(bench: Bench) -> None:
     bench.lane.answer = fail_always
     first = bench.load()
     bench.mill.process.call(first.host.recorder.reserve([first._call(unit(first, 0))], budgeted=False))
-    bench.mill.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
-    bench.mill.database.run(chunks.reap)
+    bench.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
+    bench.mill.database.run(reaping.reap)
 
     bench.mill.run(job)
 
@@ -250,8 +250,8 @@ def test_rows_handed_back_are_grouped_by_step_and_by_whole_seconds_of_waiting(be
     job = bench.submit(9)
     steps = (Step(model=MODEL, upstream=MODEL, queue=QUEUE), Step(model="big", upstream="big", queue="gpu.big"))
     with bench.mill.database.transaction() as conn:
-        spec = jobs.spec_of(conn, job.id, 1)
-        jobs.set_first_spec(conn, job.id, replace(spec, steps=steps))
+        spec = rounds.spec_of(conn, job.id, 1)
+        rounds.set_first_spec(conn, job.id, replace(spec, steps=steps))
     run = bench.load()
     for rows, wait_s in (([0], 6.2), ([4], 6.9), ([1], 7.1), ([2], 0.0), ([3], 0.0)):
         run.hand_back(Handback(rows=rows, wait_s=wait_s, error=f"row {rows[0]}"))
@@ -380,7 +380,7 @@ def test_a_job_that_is_paused_sends_nothing_more_and_keeps_its_rows(bench: Bench
     thread = bench.begin()
     until(lambda: lane.arrived)
 
-    bench.mill.database.run(lambda conn: jobs.pause(conn, job.id, kind="user", reason="by hand"))
+    bench.mill.database.run(lambda conn: steering.pause(conn, job.id, kind="user", reason="by hand"))
     lane.gate.set()
     thread.join(TIMEOUT_S)
 
@@ -396,8 +396,8 @@ def test_an_attempt_that_lost_its_lease_stops_and_leaves_the_rows_to_the_new_own
     job = bench.submit(5)
     thread = bench.begin()
     until(lambda: lane.arrived)
-    bench.mill.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
-    bench.mill.database.run(chunks.reap)
+    bench.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
+    bench.mill.database.run(reaping.reap)
 
     lane.gate.set()
     thread.join(TIMEOUT_S)
@@ -601,6 +601,6 @@ def test_a_crash_of_the_engine_costs_no_row_a_try(bench: Bench) -> None:
 
     bench.mill.run(job)
 
-    past = bench.mill.database.run(lambda conn: ledger.past_of(conn, job.id, Rows.span(0, 1), 1))
+    past = bench.mill.database.run(lambda conn: past_calls.past_of(conn, job.id, Rows.span(0, 1), 1))
     assert past[0].tries == 1
     assert [r["calls"] for r in bench.mill.rows(job)] == [3]

@@ -17,7 +17,7 @@ import pytest
 from batchmill.cli import main
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_db import jobs, telemetry
+from batchmill_db import rounds, steering, telemetry
 from tests.prepared_jobs import PreparedFolder
 
 OK, FAILED, INVALID, TRUNCATED = RowStatus.OK, RowStatus.FAILED, RowStatus.INVALID, RowStatus.TRUNCATED
@@ -300,7 +300,7 @@ def test_retry_with_a_broker_opens_the_next_round_of_what_ended_badly(
     again = folder.read(job)
     assert (again.state, again.round) == (JobState.OPEN, 2)
     with folder.database.reading() as conn:
-        assert jobs.spec_of(conn, job.id, 2).params == {"max_tokens": 8, "temperature": 0.5}
+        assert rounds.spec_of(conn, job.id, 2).params == {"max_tokens": 8, "temperature": 0.5}
     assert capsys.readouterr().err.startswith(f"2 rows of job {job.public_id} are asked again\n")
 
 
@@ -358,7 +358,7 @@ def test_watch_of_a_paused_job_exits_with_3_and_what_to_do(
     folder: PreparedFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = folder.submit()
-    folder.database.run(lambda conn: jobs.pause(conn, job.id, kind="budget", reason="budget of $1 is used up"))
+    folder.database.run(lambda conn: steering.pause(conn, job.id, kind="budget", reason="budget of $1 is used up"))
 
     assert main(["watch", "reviews"]) == 3
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import text
 
 from batchmill_core.job import JobState
-from batchmill_db import chunks, jobs, telemetry
-from batchmill_db.chunks import Doorbell
+from batchmill_db import chunks, jobs, reaping, steering, telemetry
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
@@ -169,10 +169,10 @@ def test_chunks_of_a_paused_job_are_not_published_and_at_once_when_it_resumes(of
     job = office.submit(1)
     dispatcher = office.dispatcher()
     dispatcher.tick()
-    office.database.run(lambda conn: jobs.pause(conn, job.id, kind="user", reason="by hand"))
+    office.database.run(lambda conn: steering.pause(conn, job.id, kind="user", reason="by hand"))
     dispatcher.tick()
 
-    office.database.run(lambda conn: jobs.resume(conn, job.id))
+    office.database.run(lambda conn: steering.resume(conn, job.id))
     dispatcher.tick()
 
     assert [b.chunk_id for b in office.rung] == [1, 1]
@@ -264,9 +264,9 @@ def test_after_an_outage_live_leases_get_a_beat_and_a_half_before_any_is_reaped(
 def test_a_lease_that_was_ended_on_purpose_is_not_extended_by_an_outage(office: Office) -> None:
     office.submit(1)
     office.claim(1)
-    office.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=["w1"]))
+    office.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=["w1"]))
 
-    extended = office.database.run(lambda conn: chunks.extend_all(conn, 30_000))
+    extended = office.database.run(lambda conn: reaping.extend_all(conn, 30_000))
 
     assert extended == 0
 

@@ -19,7 +19,7 @@ from batchmill.cli import main
 from batchmill.doctor_lines import check_lines
 from batchmill_core.catalog import Account, Catalog, ModelEntry
 from batchmill_core.settings import Settings, load_settings
-from batchmill_db import jobs, migrate, telemetry
+from batchmill_db import migrate, steering, telemetry
 from batchmill_db.session import Database
 from batchmill_ops.doctor import Check, Level, examine, exit_code
 from batchmill_ops.doctor_broker import check_broker
@@ -308,7 +308,7 @@ def test_jobs_that_are_done_need_no_worker(prepared: PreparedFolder) -> None:
 
 def test_a_stopped_account_and_a_paused_job_are_told(prepared: PreparedFolder) -> None:
     job = prepared.submit()
-    prepared.database.run(lambda conn: jobs.pause(conn, job.id, kind="budget", reason="budget of $1 is used up"))
+    prepared.database.run(lambda conn: steering.pause(conn, job.id, kind="budget", reason="budget of $1 is used up"))
     prepared.database.run(
         lambda conn: telemetry.stop_account(conn, "sim", kind="auth_failed", reason="bad key", probe_after_ms=60_000)
     )

@@ -15,7 +15,7 @@ import pytest
 
 from batchmill_core.errors import JobError, JobStopped
 from batchmill_core.job import JobState
-from batchmill_db import jobs
+from batchmill_db import steering
 from batchmill_db.jobs import JobRecord
 from batchmill_producers import eager
 from batchmill_producers.chunking import PackedRow
@@ -224,7 +224,7 @@ def while_read(counter: Counter, act: Callable[[JobRecord], None]) -> Iterator[d
 
 def test_a_job_that_is_cancelled_while_it_is_read_takes_no_more_rows(counter: Counter) -> None:
     def cancel(job: JobRecord) -> None:
-        counter.database.run(lambda conn: jobs.cancel(conn, job.id))
+        counter.database.run(lambda conn: steering.cancel(conn, job.id))
 
     with pytest.raises(JobError, match="was cancelled while its data set was being read"):
         counter.submit(while_read(counter, cancel), eager=True)
@@ -238,7 +238,7 @@ def test_a_job_that_is_paused_for_another_reason_is_read_to_its_end_and_stays_pa
     counter: Counter, kind: str
 ) -> None:
     def pause(job: JobRecord) -> None:
-        counter.database.run(lambda conn: jobs.pause(conn, job.id, kind=kind, reason="so it is"))
+        counter.database.run(lambda conn: steering.pause(conn, job.id, kind=kind, reason="so it is"))
 
     record = counter.submit(while_read(counter, pause), eager=True)
 

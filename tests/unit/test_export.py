@@ -16,7 +16,7 @@ import pytest
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs, results
+from batchmill_db import chunks, reaping, results, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.results import NewResult, Save
 from batchmill_db.session import Database
@@ -42,7 +42,7 @@ class Archive:
             last = chunks.counts(conn, job.id).by_state.get("ready", 0)
         for chunk_id in range(last, 0, -1):
             self.database.run(lambda conn, chunk_id=chunk_id: self._save(conn, chunk_id, made))
-        self.database.run(jobs.finish)
+        self.database.run(steering.finish)
 
     def _save(self, conn: Any, chunk_id: int, made: Sequence[NewResult]) -> None:
         claim = chunks.claim(conn, chunk_id, "w", lease_ms=60_000)
@@ -196,17 +196,17 @@ def test_only_the_statuses_that_were_asked_for_are_written(archive: Archive) -> 
 def test_rows_of_a_cancelled_job_that_got_no_answer_are_cancelled(archive: Archive) -> None:
     job = archive.job(texts(6))
     archive.database.run(lambda conn: archive._save(conn, 1, [ok(1)]))
-    archive.database.run(lambda conn: jobs.cancel(conn, job.id))
+    archive.database.run(lambda conn: steering.cancel(conn, job.id))
 
     assert [x["status"] for x in archive.lines(job)] == ["cancelled", "ok"] + ["cancelled"] * 4
 
 
 def test_a_row_that_brought_its_workers_down_is_dead_and_says_so(archive: Archive) -> None:
     job = archive.job(texts(1))
-    for _ in range(chunks.CRASH_LIMIT):
+    for _ in range(reaping.CRASH_LIMIT):
         archive.database.run(lambda conn: chunks.claim(conn, 1, "w", lease_ms=60_000))
-        archive.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=["w"]))
-        archive.database.run(chunks.reap)
+        archive.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=["w"]))
+        archive.database.run(reaping.reap)
 
     (line,) = archive.lines(job)
 
@@ -364,8 +364,8 @@ def peak_bytes(archive: Archive, job: JobRecord) -> int:
 def test_memory_stays_flat_however_many_rows_are_written(archive: Archive) -> None:
     few = archive.job([{"text": "x" * 2000}] * 1000, chunk_size=500)
     many = archive.job([{"text": "x" * 2000}] * 6000, chunk_size=500)
-    archive.database.run(lambda conn: jobs.cancel(conn, few.id))
-    archive.database.run(lambda conn: jobs.cancel(conn, many.id))
+    archive.database.run(lambda conn: steering.cancel(conn, few.id))
+    archive.database.run(lambda conn: steering.cancel(conn, many.id))
     peak_bytes(archive, few)
 
     small, large = peak_bytes(archive, few), peak_bytes(archive, many)

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from batchmill.cli import main
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_db import jobs, loading
+from batchmill_db import loading, steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import job as job_table
 from batchmill_db.schema import leader
@@ -111,7 +111,9 @@ def test_status_says_of_five_jobs_why_they_are_stopped(
 ) -> None:
     for n in range(6):
         job = folder.submit(name=f"job {n}")
-        folder.database.run(lambda conn, i=job.id: jobs.pause(conn, i, kind="budget", reason="budget of $1 is used up"))
+        folder.database.run(
+            lambda conn, i=job.id: steering.pause(conn, i, kind="budget", reason="budget of $1 is used up")
+        )
 
     main(["status"])
 

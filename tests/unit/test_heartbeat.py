@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from batchmill_db import chunks, jobs, telemetry
+from batchmill_db import chunks, reaping, steering, telemetry
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import chunk, worker
 from batchmill_db.telemetry import WorkerRecord
@@ -86,8 +86,8 @@ def test_between_two_beats_only_control_is_looked_at(ward: Ward) -> None:
 
 
 def test_a_lost_lease_stops_its_run(ward: Ward) -> None:
-    ward.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=["w"]))
-    ward.database.run(chunks.reap)
+    ward.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=["w"]))
+    ward.database.run(reaping.reap)
 
     ward.beat()
 
@@ -98,9 +98,9 @@ def test_a_lost_lease_stops_its_run(ward: Ward) -> None:
 @pytest.mark.parametrize("end", ["pause", "cancel"])
 def test_a_paused_or_cancelled_job_stops_its_runs_between_two_beats(ward: Ward, end: str) -> None:
     if end == "pause":
-        ward.database.run(lambda conn: jobs.pause(conn, ward.job.id, kind="user", reason="by hand"))
+        ward.database.run(lambda conn: steering.pause(conn, ward.job.id, kind="user", reason="by hand"))
     else:
-        ward.database.run(lambda conn: jobs.cancel(conn, ward.job.id))
+        ward.database.run(lambda conn: steering.cancel(conn, ward.job.id))
 
     ward.beat(extend=False)
 

@@ -13,7 +13,7 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs, ledger, telemetry
+from batchmill_db import chunks, doorbells, ledger, steering, telemetry
 from batchmill_db.ledger import CallEnd, NewCall
 from batchmill_db.schema import device_sample
 from batchmill_db.session import Connection, Database, now_ms
@@ -101,7 +101,7 @@ def test_a_settled_a_wasted_an_unknown_and_a_flying_call_are_told_apart(folder: 
 
 
 def one_call_of_each_kind(conn: Connection, job_id: int) -> None:
-    (bell,) = chunks.ring(conn, windows={"api.sim": 1}, again_after_ms=1000)
+    (bell,) = doorbells.ring(conn, windows={"api.sim": 1}, again_after_ms=1000)
     claim = chunks.claim(conn, bell.chunk_id, "worker", lease_ms=60_000)
     assert claim is not None
 
@@ -143,7 +143,7 @@ def test_the_depth_of_a_queue_is_ready_and_leased_chunks(folder: PreparedFolder)
 
 
 def claim_first(conn: Connection) -> None:
-    bell = chunks.ring(conn, windows={"api.sim": 8}, again_after_ms=1000)[0]
+    bell = doorbells.ring(conn, windows={"api.sim": 8}, again_after_ms=1000)[0]
     assert chunks.claim(conn, bell.chunk_id, "worker", lease_ms=60_000) is not None
 
 
@@ -202,7 +202,7 @@ def test_a_stopped_account_is_named(folder: PreparedFolder) -> None:
 
 def test_a_job_that_has_not_ended_is_shown_however_old_it_is(folder: PreparedFolder) -> None:
     old = folder.submit(name="old")
-    folder.database.run(lambda conn: jobs.pause(conn, old.id, kind="user", reason="later"))
+    folder.database.run(lambda conn: steering.pause(conn, old.id, kind="user", reason="later"))
 
     found = figures(folder)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from batchmill_core.errors import JobStopped
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs, telemetry
+from batchmill_db import chunks, steering, telemetry
 from batchmill_db.session import Database, DatabaseUnavailable
 from batchmill_db.telemetry import WorkerRecord
 from batchmill_ops.figures import dollars, duration, one_line, percent, rate
@@ -286,7 +286,7 @@ def test_waiting_ends_with_the_report_of_a_job_that_is_done(folder: PreparedFold
 )
 def test_a_pause_stops_the_waiting_with_one_sentence(folder: PreparedFolder, kind: str, advice: str) -> None:
     job = folder.submit()
-    folder.database.run(lambda conn: jobs.pause(conn, job.id, kind=kind, reason="it went wrong."))
+    folder.database.run(lambda conn: steering.pause(conn, job.id, kind=kind, reason="it went wrong."))
 
     with pytest.raises(JobStopped) as stopped:
         follower(folder, job.id, Seen(), Clock()).wait()
@@ -298,7 +298,7 @@ def test_a_pause_stops_the_waiting_with_one_sentence(folder: PreparedFolder, kin
 
 def test_a_cancelled_job_stops_the_waiting(folder: PreparedFolder) -> None:
     job = folder.submit()
-    folder.database.run(lambda conn: jobs.cancel(conn, job.id))
+    folder.database.run(lambda conn: steering.cancel(conn, job.id))
 
     with pytest.raises(JobStopped, match="was cancelled"):
         follower(folder, job.id, Seen(), Clock()).wait()

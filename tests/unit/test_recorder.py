@@ -17,7 +17,7 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
 from batchmill_core.usage import Usage
-from batchmill_db import chunks
+from batchmill_db import chunks, reaping
 from batchmill_db.chunks import Child, Claim
 from batchmill_db.ledger import CallEnd, NewCall
 from batchmill_db.results import NewResult
@@ -344,8 +344,8 @@ def test_an_errand_that_is_refused_tells_who_awaits_it_and_spares_the_others(des
 
 def test_an_attempt_that_lost_its_chunk_is_told_and_its_paid_answer_kept(desk: Desk) -> None:
     async def act(recorder: Recorder, attempt: Attempt) -> None:
-        await recorder.run(lambda conn: chunks.expire_leases(conn, worker_ids=["w"]))
-        await recorder.run(chunks.reap)
+        await recorder.run(lambda conn: reaping.expire_leases(conn, worker_ids=["w"]))
+        await recorder.run(reaping.reap)
         put(recorder, attempt, 0)
         await until(lambda: attempt.lost)
 

@@ -11,7 +11,7 @@ import pytest
 from batchmill_core.errors import ConfigurationError, JobError
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs
+from batchmill_db import chunks, reaping, rounds
 from batchmill_db.jobs import JobRecord
 from batchmill_producers.retry import retry
 from tests.mill import Mill, catalog_for, milling
@@ -127,7 +127,7 @@ def test_parameters_of_a_round_are_asked_with_and_the_others_stay(desk: Desk) ->
     first, second = (r.json for r in desk.server.requests)
     assert (first["max_tokens"], second["max_tokens"], second["temperature"]) == (20, 99, 0)
     with desk.mill.database.reading() as conn:
-        assert jobs.spec_of(conn, job.id, 1).params["max_tokens"] == 20
+        assert rounds.spec_of(conn, job.id, 1).params["max_tokens"] == 20
 
 
 @pytest.mark.parametrize("name", ["model", "messages", "stream"])
@@ -187,10 +187,10 @@ def test_tries_begin_anew_in_each_round(desk: Desk) -> None:
 
 def test_a_dead_row_is_asked_again(desk: Desk) -> None:
     job = desk.mill.submit([{"text": "0"}])
-    for _ in range(chunks.CRASH_LIMIT):
+    for _ in range(reaping.CRASH_LIMIT):
         desk.mill.database.run(lambda conn: chunks.claim(conn, 1, "w", lease_ms=60_000))
-        desk.mill.database.run(lambda conn: chunks.expire_leases(conn, worker_ids=["w"]))
-        desk.mill.database.run(chunks.reap)
+        desk.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=["w"]))
+        desk.mill.database.run(reaping.reap)
     assert desk.mill.job(job).by_status[RowStatus.DEAD] == 1
 
     now = desk.second_round(job)

@@ -11,7 +11,7 @@ import pytest
 from batchmill_core.catalog import Account, Catalog, Limits, ModelEntry
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, migrate, telemetry
+from batchmill_db import migrate, reaping, telemetry
 from batchmill_db.session import Database
 from batchmill_db.telemetry import WorkerRecord
 from batchmill_ops.healthy import is_worker
@@ -115,7 +115,7 @@ def test_leases_of_dead_workers_of_this_host_end_and_those_of_living_ones_stay(s
     freed = free_leases_of_the_dead(database, "here")
 
     assert freed == 2
-    assert len(database.run(chunks.reap)) == 2
+    assert len(database.run(reaping.reap)) == 2
     assert [w.name for w in database.run(lambda conn: telemetry.workers_of_host(conn, "there"))] == ["away"]
     assert database.run(lambda conn: telemetry.workers_of_host(conn, "here")) == []
     database.close()

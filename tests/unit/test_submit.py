@@ -25,8 +25,8 @@ from batchmill_core.payload import decode_frame
 from batchmill_core.request import TaskKind
 from batchmill_core.settings import Settings
 from batchmill_core.usage import nanousd
-from batchmill_db import jobs, loading
-from batchmill_db.chunks import Doorbell
+from batchmill_db import jobs, loading, payload_store, rounds, steering
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import chunk, job, leader, payload, round_
 from batchmill_db.session import Database, DatabaseError
@@ -78,13 +78,13 @@ class Counter:
         with self.database.reading() as conn:
             texts = conn.execute(select(chunk.c.rows).where(chunk.c.job_id == record.id)).scalars()
             in_chunks = [n for t in texts for n in Rows.parse(t)]
-            in_payloads = [f + i for f, n, _ in jobs.payload_digests(conn, record.id) for i in range(n)]
+            in_payloads = [f + i for f, n, _ in payload_store.payload_digests(conn, record.id) for i in range(n)]
         assert sorted(in_chunks) == in_payloads == list(range(count))
         assert (record.state, record.n_rows, record.loaded) == (JobState.OPEN, count, True)
 
     def requests(self, record: JobRecord) -> list[dict[str, Any]]:
         with self.database.reading() as conn:
-            frames = jobs.requests_of(conn, record.id, Rows.span(0, record.n_rows))
+            frames = payload_store.requests_of(conn, record.id, Rows.span(0, record.n_rows))
         return [json.loads(line) for _, _, frame in frames for line in decode_frame(frame)]
 
 
@@ -203,7 +203,7 @@ def test_ctrl_c_leaves_no_half_job_without_a_key(counter: Counter) -> None:
 
 def test_a_job_that_is_cancelled_while_it_loads_stays_cancelled(counter: Counter) -> None:
     def cancel(_: int) -> None:
-        counter.database.run(lambda conn: jobs.cancel(conn, 1))
+        counter.database.run(lambda conn: steering.cancel(conn, 1))
 
     words = refusal(counter, counter.data(), JobError, progress=cancel)
 
@@ -327,7 +327,7 @@ def test_a_job_that_failed_to_load_can_be_given_again_with_other_options(counter
     assert (record.budget_nanousd, record.name) == (nanousd(1), "new")
     assert counter.requests(record)[0]["messages"][0]["content"] == "New review 0"
     with counter.database.reading() as conn:
-        assert jobs.spec_of(conn, record.id, 1).params == {"max_tokens": 3}
+        assert rounds.spec_of(conn, record.id, 1).params == {"max_tokens": 3}
 
 
 def test_two_submitters_of_one_key_make_one_whole_job(counter: Counter) -> None:

@@ -19,9 +19,10 @@ from batchmill_core.errors import CallError
 from batchmill_core.job import Rows, Spec, Step
 from batchmill_core.request import Completion, Request, RowStatus, TaskKind
 from batchmill_core.usage import upper_bound, usd
-from batchmill_db import chunks, jobs, ledger, results
+from batchmill_db import chunks, past_calls, payload_store, results, steering
 from batchmill_db.chunks import Child, Claim
-from batchmill_db.ledger import CallEnd, NewCall, Past, Reservation
+from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.past_calls import Past
 from batchmill_db.results import NewResult
 from batchmill_db.session import Connection
 
@@ -91,9 +92,9 @@ def claim_and_load(conn: Connection, chunk_id: int, worker_id: str, lease_ms: in
     fresh = claim.fresh
     return Loaded(
         claim=claim,
-        frames=jobs.requests_of(conn, claim.job_id, claim.rows),
+        frames=payload_store.requests_of(conn, claim.job_id, claim.rows),
         finished=set() if fresh else results.finished(conn, claim.job_id, claim.rows, claim.round),
-        past={} if fresh else ledger.past_of(conn, claim.job_id, claim.rows, claim.round),
+        past={} if fresh else past_calls.past_of(conn, claim.job_id, claim.rows, claim.round),
         replaced={} if claim.round == 1 else results.earlier(conn, claim.job_id, claim.rows, claim.round),
     )
 
@@ -339,7 +340,7 @@ class ChunkRun:
         if in_flight or not alone:  # what has ended is settled before the next reservation is looked at
             return not self._stopped()
         need = first.bound_nanousd or 0
-        paused = await self.host.recorder.run(lambda conn: jobs.pause_if_spent(conn, self.claim.job_id, need))
+        paused = await self.host.recorder.run(lambda conn: steering.pause_if_spent(conn, self.claim.job_id, need))
         self._wait_s = 0.0 if paused else 1.0
         self.stop("budget")
         return False
@@ -447,7 +448,9 @@ class ChunkRun:
             self.stop(f"job stopped: {error.kind}")
             reason = f"{self.step.model}: {error.message}"
             self._aside(
-                self.host.recorder.run(lambda conn: jobs.pause(conn, self.claim.job_id, kind=error.kind, reason=reason))
+                self.host.recorder.run(
+                    lambda conn: steering.pause(conn, self.claim.job_id, kind=error.kind, reason=reason)
+                )
             )
 
     def _aside(self, work: Awaitable[Any]) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, jobs, loading, telemetry
-from batchmill_db.chunks import Doorbell
+from batchmill_db import counters, doorbells, loading, merging, reaping, steering, telemetry
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.session import Connection, Database, DatabaseError
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Dispatcher:
     def _after_outage(self, silent_ms: int) -> None:
         """Nobody led for long: live workers could not beat either, so they get time to before any lease is reaped."""
         by_ms = self._cadence.beat_ms * 3 // 2
-        extended = self._database.run(lambda conn: chunks.extend_all(conn, by_ms))
+        extended = self._database.run(lambda conn: reaping.extend_all(conn, by_ms))
         log.warning("leases_extended after_silence_ms=%d leases=%d by_ms=%d", silent_ms, extended, by_ms)
         self._due.reap = time.monotonic() + self._cadence.reap_s
 
@@ -140,7 +140,7 @@ class Dispatcher:
         clock = time.monotonic()
         if clock >= self._due.reap:
             self._due.reap = clock + self._cadence.reap_s
-            for reaped in self._database.run(chunks.reap):
+            for reaped in self._database.run(reaping.reap):
                 log.warning(
                     "chunk_reaped chunk=%d job=%d crashes=%d outcome=%s",
                     reaped.chunk_id,
@@ -150,14 +150,14 @@ class Dispatcher:
                 )
         if clock >= self._due.merge:
             self._due.merge = clock + MERGE_EVERY_S
-            self._database.run(chunks.merge)
+            self._database.run(merging.merge)
         self._publish()
-        closed = self._database.run(jobs.finish)
+        closed = self._database.run(steering.finish)
         for job_id in closed:
             log.info("job_done job=%d", job_id)
         if clock >= self._due.sums:
             self._due.sums = clock + SUM_EVERY_S
-            self._database.run(jobs.sum_counters)
+            self._database.run(counters.sum_counters)
             for job_id in self._database.run(loading.sweep):
                 log.warning("loader_died job=%d", job_id)
         if clock >= self._due.prune:
@@ -177,7 +177,7 @@ class Dispatcher:
                 for q in w.queues:
                     slots[q] += w.slots
         self.windows = {q: n + WINDOW_EXTRA for q, n in slots.items()}
-        return chunks.ring(conn, windows=self.windows, again_after_ms=self._cadence.again_ms)
+        return doorbells.ring(conn, windows=self.windows, again_after_ms=self._cadence.again_ms)
 
     def ring_all(self, bells: Sequence[Doorbell]) -> None:
         """Publishes chunks until one cannot be: each further try would cost seconds. They are rung for again later."""
@@ -201,6 +201,6 @@ class Dispatcher:
             return
         self._last_idle_poll = clock
         waited_ms = 0 if self.broker_away else self._cadence.again_ms
-        for chunk_id in self._database.run(lambda conn: chunks.overdue(conn, self._queues, waited_ms=waited_ms)):
+        for chunk_id in self._database.run(lambda conn: doorbells.overdue(conn, self._queues, waited_ms=waited_ms)):
             if not self._take(chunk_id):
                 return

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.settings import Settings, api_key
-from batchmill_db import chunks, telemetry
+from batchmill_db import reaping, telemetry
 from batchmill_db.session import Connection, Database, DatabaseError
 
 from .gpu.listing import slots
@@ -235,7 +235,7 @@ class Supervisor:
         def work(conn: Connection) -> int:
             ids = telemetry.workers_of_process(conn, socket.gethostname(), pid)
             telemetry.bury(conn, ids)
-            return chunks.expire_leases(conn, worker_ids=ids)
+            return reaping.expire_leases(conn, worker_ids=ids)
 
         try:
             self._open_database().run(work, patience_s=5)

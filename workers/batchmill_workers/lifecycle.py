@@ -22,8 +22,9 @@ from batchmill_core.broker import make_bell, publish
 from batchmill_core.errors import BatchmillError, CallError, ConfigurationError
 from batchmill_core.job import Step
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, migrate, telemetry
-from batchmill_db.chunks import Child, Doorbell
+from batchmill_db import doorbells, migrate, reaping, telemetry
+from batchmill_db.chunks import Child
+from batchmill_db.doorbells import Doorbell
 from batchmill_db.session import Connection, Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
@@ -209,7 +210,7 @@ class WorkerProcess:
 
     async def _run(self, chunk_id: int) -> Summary:
         # Claimed only when its turn has come: a chunk that waited with a lease would be blamed for the crash of another.
-        suspect = await self.recorder.run(lambda conn: chunks.is_suspect(conn, chunk_id))
+        suspect = await self.recorder.run(lambda conn: reaping.is_suspect(conn, chunk_id))
         async with self.isolation.entered(alone=suspect):
             if self.draining:
                 return Summary(text="draining: left for others")
@@ -271,7 +272,7 @@ class WorkerProcess:
         window = self.dispatcher.windows.get(queue, self.slots + WINDOW_EXTRA)
         try:
             bells = self.database.run(
-                lambda conn: chunks.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
+                lambda conn: doorbells.ring(conn, windows={queue: window}, again_after_ms=self.cadence.again_ms)
             )
         except DatabaseError as fault:
             log.warning("next_not_rung queue=%s error=%s", queue, fault)  # the dispatcher does it when it can

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from batchmill_core.errors import CallState
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, ledger, results
+from batchmill_db import ledger, reaping, results
 from batchmill_db.chunks import Child, Claim
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.results import NewResult, Save
@@ -151,7 +151,7 @@ class Recorder:
 
         def work(conn: Connection) -> None:
             results.save(conn, save)
-            chunks.crash(conn, attempt.claim)
+            reaping.crash(conn, attempt.claim)
 
         await self.run(work)
 

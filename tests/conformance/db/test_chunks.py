@@ -7,8 +7,9 @@ from sqlalchemy import select
 
 from batchmill_core.job import CONTRACT_VERSION, Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs, schema
-from batchmill_db.chunks import CRASH_LIMIT, Claim, NewChunk
+from batchmill_db import chunks, merging, reaping, rounds, schema, steering
+from batchmill_db.chunks import Claim, NewChunk
+from batchmill_db.reaping import CRASH_LIMIT
 from batchmill_db.session import now_ms
 from batchmill_db.verify import verify
 from tests.conformance.db.world import LEASE_MS, QUEUE, World, answered, child, settled, spec
@@ -44,7 +45,7 @@ def test_a_claim_tells_what_a_worker_needs(world: World) -> None:
         fresh=True,
     )
     with world.database.reading() as conn:
-        assert jobs.spec_of(conn, job_id, 1) == spec()
+        assert rounds.spec_of(conn, job_id, 1) == spec()
 
 
 def test_a_chunk_is_claimed_once(world: World) -> None:
@@ -170,7 +171,7 @@ def test_a_lease_that_has_not_run_out_is_not_reaped(world: World) -> None:
     claim = world.take(job_id)
 
     with world.database.transaction() as conn:
-        reaped = chunks.reap(conn)
+        reaped = reaping.reap(conn)
 
     assert reaped == []
     assert world.chunk(claim.chunk_id)["state"] == "leased"
@@ -215,7 +216,7 @@ def test_a_chunk_of_a_cancelled_job_is_cancelled_when_its_worker_dies(world: Wor
         world.crash()
     world.take(job_id)
     with world.database.transaction() as conn:
-        jobs.cancel(conn, job_id)
+        steering.cancel(conn, job_id)
 
     (reaped,) = world.crash()
 
@@ -227,9 +228,9 @@ def test_leases_are_extended_after_an_outage_but_not_those_of_the_known_dead(wor
     first, second, dead = (world.take(job_id, w) for w in ("w1", "w2", "dead"))
     with world.database.transaction() as conn:
         conn.execute(schema.chunk.update().where(schema.chunk.c.id == first.chunk_id).values(lease_until_ms=1))
-        chunks.expire_leases(conn, worker_ids=["dead"])
-        extended = chunks.extend_all(conn, 30_000)
-        reaped = chunks.reap(conn)
+        reaping.expire_leases(conn, worker_ids=["dead"])
+        extended = reaping.extend_all(conn, 30_000)
+        reaped = reaping.reap(conn)
 
     assert extended == 1
     assert [r.chunk_id for r in reaped] == [dead.chunk_id]
@@ -254,7 +255,7 @@ def test_a_row_that_kills_its_workers_is_found_by_halving(world: World) -> None:
     assert (job.state, job.by_status[RowStatus.OK], job.by_status[RowStatus.DEAD]) == ("done", 7, 1)
     assert crashes == CRASH_LIMIT + 3  # then halves of 4, 2 and 1
     with world.database.reading() as conn:
-        assert list(chunks.dead_rows(conn, job_id)) == [killer]
+        assert list(reaping.dead_rows(conn, job_id)) == [killer]
         assert verify(conn, job_id) == []
 
 
@@ -331,7 +332,7 @@ def test_small_children_of_one_kind_are_merged(world: World) -> None:
     world.release(claim, children)
 
     with world.database.transaction() as conn:
-        gone = [chunks.merge(conn) for _ in range(2)]
+        gone = [merging.merge(conn) for _ in range(2)]
 
     assert gone == [2, 0]
     assert rows_by_state(world, job_id, "ready") == ["0,2-3,5", "6", "7"]
@@ -344,7 +345,7 @@ def test_a_merge_stays_within_its_limit_of_rows(world: World) -> None:
     world.release(world.take(job_id), [child([0, 1, 2]), child([3, 4, 5]), child([6, 7, 8])])
 
     with world.database.transaction() as conn:
-        gone = chunks.merge(conn, limit_rows=6)
+        gone = merging.merge(conn, limit_rows=6)
 
     assert gone == 1
     assert rows_by_state(world, job_id, "ready") == ["0-5", "6-8"]
@@ -357,7 +358,7 @@ def test_chunks_that_crashed_are_not_merged(world: World) -> None:
     world.crash()
 
     with world.database.transaction() as conn:
-        gone = chunks.merge(conn)
+        gone = merging.merge(conn)
 
     assert gone == 0
 

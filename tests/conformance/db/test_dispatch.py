@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from batchmill_core.job import Rows
-from batchmill_db import chunks, jobs, schema, telemetry
+from batchmill_db import chunks, doorbells, schema, steering, telemetry
 from batchmill_db.chunks import NewChunk
 from tests.conformance.db.world import QUEUE, World, child
 
@@ -52,7 +52,7 @@ def test_only_open_jobs_and_asked_queues_are_rung(world: World) -> None:
     paused, other, opened = world.job(), world.job(queue="api.other"), world.job()
     world.loading()
     with world.database.transaction() as conn:
-        jobs.pause(conn, paused, kind="user", reason="lunch")
+        steering.pause(conn, paused, kind="user", reason="lunch")
 
     assert world.ring() == ids(world, opened)
     assert world.ring("api.other") == ids(world, other)
@@ -62,7 +62,7 @@ def test_the_published_chunks_of_a_paused_job_take_no_room(world: World) -> None
     paused = world.job(sizes=(1, 1))
     world.ring(window=2)
     with world.database.transaction() as conn:
-        jobs.pause(conn, paused, kind="user", reason="lunch")
+        steering.pause(conn, paused, kind="user", reason="lunch")
     opened = world.job(sizes=(1, 1))
 
     assert world.ring(window=2) == ids(world, opened)
@@ -79,7 +79,7 @@ def test_a_stopped_account_is_not_rung_until_it_is_healed(world: World) -> None:
     job_id = world.job()
     with world.database.transaction() as conn:
         telemetry.stop_account(conn, "acme", kind="auth_failed", reason="bad key", probe_after_ms=1000)
-        jobs.resume(conn, job_id)
+        steering.resume(conn, job_id)
     stopped = world.ring()
     with world.database.transaction() as conn:
         telemetry.heal_account(conn, "acme")
@@ -91,21 +91,21 @@ def test_a_doorbell_says_in_words_what_it_is_for(world: World) -> None:
     world.job(sizes=(4,))
 
     with world.database.transaction() as conn:
-        (bell,) = chunks.ring(conn, windows={QUEUE: 1}, again_after_ms=1000)
+        (bell,) = doorbells.ring(conn, windows={QUEUE: 1}, again_after_ms=1000)
 
     assert (bell.queue, bell.label) == (QUEUE, "reviews · rows 0-3 · small")
 
 
 def test_the_label_of_many_scattered_rows_is_short() -> None:
-    assert chunks.label("reviews", Rows.of(range(0, 100, 2)), "small") == "reviews · rows 50 of 0-98 · small"
+    assert doorbells.label("reviews", Rows.of(range(0, 100, 2)), "small") == "reviews · rows 50 of 0-98 · small"
 
 
 def test_resume_and_heal_make_chunks_publishable_at_once(world: World) -> None:
     job_id = world.job()
     world.ring()
     with world.database.transaction() as conn:
-        jobs.pause(conn, job_id, kind="user", reason="lunch")
-        jobs.resume(conn, job_id)
+        steering.pause(conn, job_id, kind="user", reason="lunch")
+        steering.resume(conn, job_id)
     resumed = world.ring()
     with world.database.transaction() as conn:
         telemetry.stop_account(conn, "acme", kind="auth_failed", reason="bad key", probe_after_ms=1000)
@@ -119,10 +119,10 @@ def test_queues_with_work_count_ready_and_leased_chunks_of_open_jobs(world: Worl
     world.take(job_id)
     paused = world.job(queue="api.other")
     with world.database.transaction() as conn:
-        jobs.pause(conn, paused, kind="user", reason="lunch")
+        steering.pause(conn, paused, kind="user", reason="lunch")
 
     with world.database.reading() as conn:
-        found = chunks.queues_with_work(conn)
+        found = doorbells.queues_with_work(conn)
 
     assert found == {QUEUE: (2, 1)}
 
@@ -135,6 +135,6 @@ def test_overdue_chunks_are_those_that_nobody_took_in_time(world: World) -> None
     world.job(sizes=(1,))
 
     with world.database.reading() as conn:
-        found = chunks.overdue(conn, [QUEUE, "api.other"], waited_ms=4000)
+        found = doorbells.overdue(conn, [QUEUE, "api.other"], waited_ms=4000)
 
     assert found == ids(world, job_id)[1:]

@@ -6,7 +6,7 @@ from sqlalchemy import insert
 
 from batchmill_core.errors import CallState
 from batchmill_core.job import JobState
-from batchmill_db import gauges, jobs
+from batchmill_db import gauges, steering
 from batchmill_db.gauges import Gauges, Spent
 from batchmill_db.schema import device_sample
 from batchmill_db.session import now_ms
@@ -33,7 +33,7 @@ def test_jobs_that_ended_are_shown_up_to_a_number_and_others_all(world: World) -
     going = [world.job(name=f"going {n}") for n in range(3)]
     with world.database.transaction() as conn:
         for job_id in ended:
-            jobs.cancel(conn, job_id)
+            steering.cancel(conn, job_id)
 
     now = read(world, ended_jobs=1)
 

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from batchmill_core.errors import JobError
 from batchmill_core.job import JOB_TRANSITIONS, JobState, Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs, schema
+from batchmill_db import chunks, jobs, payload_store, reaping, rounds, schema, steering
 from batchmill_db.jobs import NewJob
 from batchmill_db.verify import verify
 from tests.conformance.db.world import COST, QUEUE, World, answered, child, settled, spec
@@ -73,12 +73,12 @@ def test_a_loaded_job_is_open_once(world: World) -> None:
 def test_loading_that_fails_drops_what_was_loaded_and_can_begin_again(world: World) -> None:
     job_id = world.loading()
     with world.database.transaction() as conn:
-        jobs.add_payloads(conn, job_id, [(0, 2, b"r", b"i", "d")])
+        payload_store.add_payloads(conn, job_id, [(0, 2, b"r", b"i", "d")])
         chunks.add(conn, job_id, [chunks.NewChunk(rows=Rows.span(0, 2), queue=QUEUE)])
         for _ in range(2):
             jobs.fail_loading(conn, job_id, "line 3 is not JSON")
         failed = jobs.get(conn, job_id)
-        left = list(jobs.payload_digests(conn, job_id))
+        left = list(payload_store.payload_digests(conn, job_id))
         jobs.reload(conn, job_id)
         again = jobs.get(conn, job_id)
 
@@ -101,7 +101,7 @@ def test_the_first_reason_of_a_pause_stays(world: World) -> None:
     job_id = world.job()
 
     with world.database.transaction() as conn:
-        did = [jobs.pause(conn, job_id, kind=kind, reason=f"by {kind}") for kind in ("budget", "user")]
+        did = [steering.pause(conn, job_id, kind=kind, reason=f"by {kind}") for kind in ("budget", "user")]
 
     job = world.get(job_id)
     assert did == [True, False]
@@ -111,10 +111,10 @@ def test_the_first_reason_of_a_pause_stays(world: World) -> None:
 def test_resume_opens_a_paused_job_and_answers_what_it_was(world: World) -> None:
     job_id = world.job()
     with world.database.transaction() as conn:
-        jobs.pause(conn, job_id, kind="user", reason="lunch")
+        steering.pause(conn, job_id, kind="user", reason="lunch")
 
     with world.database.transaction() as conn:
-        before = [jobs.resume(conn, job_id, budget_nanousd=9) for _ in range(2)]
+        before = [steering.resume(conn, job_id, budget_nanousd=9) for _ in range(2)]
 
     job = world.get(job_id)
     assert before == [JobState.PAUSED, JobState.OPEN]
@@ -128,7 +128,7 @@ def test_resume_refuses_a_job_that_is_neither_open_nor_paused(world: World, stat
         conn.execute(schema.job.update().values(state=state))
 
     with world.database.transaction() as conn, pytest.raises(JobError, match=state):
-        jobs.resume(conn, job_id)
+        steering.resume(conn, job_id)
 
 
 @pytest.mark.parametrize("state", list(JobState))
@@ -140,10 +140,10 @@ def test_cancel_follows_the_transition_table(world: World, state: JobState) -> N
 
     with world.database.transaction() as conn:
         if allowed:
-            assert jobs.cancel(conn, job_id) == state
+            assert steering.cancel(conn, job_id) == state
         else:
             with pytest.raises(JobError, match=f"is {state}; it cannot become cancelled"):
-                jobs.cancel(conn, job_id)
+                steering.cancel(conn, job_id)
 
     assert (world.get(job_id).state is JobState.CANCELLED) == allowed
 
@@ -153,7 +153,7 @@ def test_cancel_ends_ready_chunks_and_leaves_leased_ones_to_their_workers(world:
     claim = world.take(job_id)
     with world.database.transaction() as conn:
         for _ in range(2):
-            jobs.cancel(conn, job_id)
+            steering.cancel(conn, job_id)
     before = world.states(job_id)
 
     world.release(claim, [child([0, 1])])
@@ -185,7 +185,7 @@ def test_a_job_that_is_paused_or_not_loaded_is_not_done(world: World) -> None:
     paused = world.job(sizes=())
     world.loading()
     with world.database.transaction() as conn:
-        jobs.pause(conn, paused, kind="user", reason="lunch")
+        steering.pause(conn, paused, kind="user", reason="lunch")
 
     assert world.finish() == []
 
@@ -196,7 +196,7 @@ def test_a_done_job_opens_its_next_round_once(world: World) -> None:
     world.finish()
 
     with world.database.transaction() as conn:
-        did = [jobs.reopen(conn, job_id, 2) for _ in range(2)]
+        did = [rounds.reopen(conn, job_id, 2) for _ in range(2)]
 
     job = world.get(job_id)
     assert did == [True, False]
@@ -208,10 +208,10 @@ def test_each_round_keeps_its_own_spec(world: World) -> None:
     other = type(spec())(task=spec().task, steps=spec().steps, params={"temperature": 1})
 
     with world.database.transaction() as conn:
-        jobs.add_round(conn, job_id, 2, other, statuses=["failed"])
-        specs = [jobs.spec_of(conn, job_id, n) for n in (1, 2)]
-        jobs.set_first_spec(conn, job_id, other)
-        replaced = jobs.spec_of(conn, job_id, 1)
+        rounds.add_round(conn, job_id, 2, other, statuses=["failed"])
+        specs = [rounds.spec_of(conn, job_id, n) for n in (1, 2)]
+        rounds.set_first_spec(conn, job_id, other)
+        replaced = rounds.spec_of(conn, job_id, 1)
 
     assert specs == [spec(), other]
     assert replaced == other
@@ -224,13 +224,13 @@ def test_rows_to_retry_are_those_of_the_statuses_and_the_dead(world: World) -> N
     world.reserve(claim, [1, 2, 3, 4])
     rows = [answered(n, n + 1, s) for n, s in enumerate(statuses)]
     world.save(claim, 1, rows, [settled(s) for s in (1, 2, 3, 4)], releases=True)
-    for _ in range(chunks.CRASH_LIMIT):
+    for _ in range(reaping.CRASH_LIMIT):
         world.take(job_id)
         world.crash()
 
     with world.database.reading() as conn:
-        found = {s: str(jobs.rows_of_status(conn, job_id, [s])) for s in (*statuses, RowStatus.DEAD)}
-        both = jobs.rows_of_status(conn, job_id, [RowStatus.DEAD, RowStatus.INVALID])
+        found = {s: str(rounds.rows_of_status(conn, job_id, [s])) for s in (*statuses, RowStatus.DEAD)}
+        both = rounds.rows_of_status(conn, job_id, [RowStatus.DEAD, RowStatus.INVALID])
 
     assert found == {RowStatus.OK: "0", RowStatus.FAILED: "1,3", RowStatus.INVALID: "2", RowStatus.DEAD: "4"}
     assert str(both) == "2,4"
@@ -253,7 +253,7 @@ def test_removing_a_job_leaves_only_its_ledger(world: World) -> None:
     world.save(claim, 1, [answered(0, 1)], [settled(1)])
 
     with world.database.transaction() as conn:
-        jobs.cancel(conn, job_id)
+        steering.cancel(conn, job_id)
         jobs.remove(conn, job_id)
 
     for table in (schema.job, schema.chunk, schema.payload, schema.result, schema.round_):
@@ -266,8 +266,8 @@ def test_payloads_are_added_once_and_told_in_row_order(world: World) -> None:
     first, second = (0, 2, b"r", b"i", "a"), (2, 3, b"r", b"i", "b")
 
     with world.database.transaction() as conn:
-        new = [jobs.add_payloads(conn, job_id, p) for p in ([second], [first, second])]
-        digests = list(jobs.payload_digests(conn, job_id))
+        new = [payload_store.add_payloads(conn, job_id, p) for p in ([second], [first, second])]
+        digests = list(payload_store.payload_digests(conn, job_id))
 
     assert new == [{2}, {0}]
     assert digests == [(0, 2, "a"), (2, 3, "b")]
@@ -278,10 +278,10 @@ def test_payloads_are_found_by_any_of_their_rows(world: World) -> None:
 
     with world.database.reading() as conn:
         found = {
-            str(rows): [first for first, _, _ in jobs.requests_of(conn, job_id, rows)]
+            str(rows): [first for first, _, _ in payload_store.requests_of(conn, job_id, rows)]
             for rows in (Rows.of([0]), Rows.of([9, 10]), Rows.span(15, 20), Rows.of([399]), Rows.of([5, 205]))
         }
-        scattered = jobs.requests_of(conn, job_id, Rows.of(range(0, 400, 3)))
+        scattered = payload_store.requests_of(conn, job_id, Rows.of(range(0, 400, 3)))
 
     assert found == {"0": [0], "9-10": [0, 10], "15-34": [10, 20, 30], "399": [390], "5,205": [0, 200]}
     assert [first for first, _, _ in scattered] == list(range(0, 400, 10))
@@ -291,7 +291,7 @@ def test_inputs_follow_each_other_to_the_end(world: World) -> None:
     job_id = world.job(sizes=(2, 3))
 
     with world.database.reading() as conn:
-        found = [jobs.inputs_after(conn, job_id, row) for row in (0, 2, 5)]
+        found = [payload_store.inputs_after(conn, job_id, row) for row in (0, 2, 5)]
 
     assert found == [(0, 2, b"inputs"), (2, 3, b"inputs"), None]
 

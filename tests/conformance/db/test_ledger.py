@@ -7,7 +7,7 @@ import pytest
 from batchmill_core.errors import CallState
 from batchmill_core.job import JobState, Rows
 from batchmill_core.usage import Usage
-from batchmill_db import jobs, ledger
+from batchmill_db import costs, jobs, ledger, past_calls, steering
 from batchmill_db.ledger import CallEnd, Refusal, Reservation
 from batchmill_db.verify import verify
 from tests.conformance.db.world import BOUND, COST, USAGE, World, call_of, child, ended, settled
@@ -78,7 +78,7 @@ def test_a_paused_job_reserves_nothing(world: World) -> None:
     job_id = world.job()
     claim = world.take(job_id)
     with world.database.transaction() as conn:
-        jobs.pause(conn, job_id, kind="user", reason="lunch")
+        steering.pause(conn, job_id, kind="user", reason="lunch")
 
     reservation = world.reserve(claim, [1])
 
@@ -170,8 +170,8 @@ def test_a_budget_that_comes_later_holds_what_was_spent_before(world: World) -> 
     world.reserve(claim, [1, 2, 3])
     world.save(claim, 1, (), [settled(1), ended(2, CallState.VOID)])
     with world.database.transaction() as conn:
-        jobs.pause(conn, job_id, kind="user", reason="too dear")
-        jobs.resume(conn, job_id, budget_nanousd=COST + BOUND)
+        steering.pause(conn, job_id, kind="user", reason="too dear")
+        steering.resume(conn, job_id, budget_nanousd=COST + BOUND)
     before = held(world, job_id)
 
     reservation = world.reserve(claim, [4], rows=[Rows.of([3])])
@@ -187,12 +187,12 @@ def test_a_job_is_paused_for_its_budget_only_when_nothing_is_in_flight(world: Wo
     claim = world.take(job_id)
     world.reserve(claim, [1])
     with world.database.transaction() as conn:
-        in_flight = jobs.pause_if_spent(conn, job_id, BOUND)
+        in_flight = steering.pause_if_spent(conn, job_id, BOUND)
     world.save(claim, 1, (), [settled(1)])
 
     with world.database.transaction() as conn:
-        fits = jobs.pause_if_spent(conn, job_id, BOUND - COST)
-        spent = jobs.pause_if_spent(conn, job_id, BOUND)
+        fits = steering.pause_if_spent(conn, job_id, BOUND - COST)
+        spent = steering.pause_if_spent(conn, job_id, BOUND)
 
     assert (in_flight, fits, spent) == (False, False, True)
     job = world.get(job_id)
@@ -208,12 +208,12 @@ def test_the_past_of_a_row_is_its_calls_of_this_round_that_may_have_cost(world: 
     world.save(claim, 1, (), ends)
 
     with world.database.reading() as conn:
-        past = ledger.past_of(conn, job_id, Rows.span(0, 4), 1)
-        next_round = ledger.past_of(conn, job_id, Rows.span(0, 4), 2)
+        past = past_calls.past_of(conn, job_id, Rows.span(0, 4), 1)
+        next_round = past_calls.past_of(conn, job_id, Rows.span(0, 4), 2)
 
     assert next_round == {}
     assert past == {
-        0: ledger.Past(tries=3, calls=3, cost_nanousd=COST + 20, unknown_nanousd=BOUND, usage=USAGE + USAGE)
+        0: past_calls.Past(tries=3, calls=3, cost_nanousd=COST + 20, unknown_nanousd=BOUND, usage=USAGE + USAGE)
     }
 
 
@@ -224,11 +224,11 @@ def test_the_past_of_a_row_has_its_share_of_a_call_for_many_rows(world: World) -
     world.save(claim, 1, (), [settled(1, cost=100, usage=Usage(input=10))])
 
     with world.database.reading() as conn:
-        past = ledger.past_of(conn, job_id, Rows.of([1, 2, 4]), 1)
+        past = past_calls.past_of(conn, job_id, Rows.of([1, 2, 4]), 1)
 
     assert past == {
-        1: ledger.Past(tries=1, calls=1, cost_nanousd=33, usage=Usage(input=3)),
-        2: ledger.Past(tries=1, calls=1, cost_nanousd=33, usage=Usage(input=3)),
+        1: past_calls.Past(tries=1, calls=1, cost_nanousd=33, usage=Usage(input=3)),
+        2: past_calls.Past(tries=1, calls=1, cost_nanousd=33, usage=Usage(input=3)),
     }
 
 
@@ -239,7 +239,7 @@ def test_the_past_of_scattered_rows_leaves_out_the_rows_between(world: World) ->
     world.save(claim, 1, (), [settled(s) for s in range(1, 61)])
 
     with world.database.reading() as conn:
-        past = ledger.past_of(conn, job_id, Rows.of(range(0, 60, 3)), 1)
+        past = past_calls.past_of(conn, job_id, Rows.of(range(0, 60, 3)), 1)
 
     assert sorted(past) == list(range(0, 60, 3))
 
@@ -255,10 +255,10 @@ def spent(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize("by", [None, *ledger.BY])
+@pytest.mark.parametrize("by", [None, *costs.BY])
 def test_spending_by_each_key_adds_up_to_the_same(spent: World, by: str | None) -> None:
     with spent.database.reading() as conn:
-        groups = ledger.spending(conn, by=by)
+        groups = costs.spending(conn, by=by)
 
     assert sum(g.settled_nanousd for g in groups) == 2 * COST
     assert sum(g.wasted_nanousd for g in groups) == COST
@@ -269,7 +269,7 @@ def test_spending_by_each_key_adds_up_to_the_same(spent: World, by: str | None) 
 
 def test_spending_names_its_keys(spent: World) -> None:
     with spent.database.reading() as conn:
-        keys = {by: [g.key for g in ledger.spending(conn, by=by)] for by in ledger.BY}
+        keys = {by: [g.key for g in costs.spending(conn, by=by)] for by in costs.BY}
         public = {jobs.find(conn, name).public_id for name in ("first", "second")}
 
     assert (keys["account"], keys["model"], keys["worker"]) == (["acme"], ["small"], ["host/w1"])
@@ -279,16 +279,16 @@ def test_spending_names_its_keys(spent: World) -> None:
 
 def test_spending_of_one_job_leaves_out_the_others(spent: World) -> None:
     with spent.database.reading() as conn:
-        (one,) = ledger.spending(conn, job_id=jobs.find(conn, "second").id)
+        (one,) = costs.spending(conn, job_id=jobs.find(conn, "second").id)
 
     assert (one.calls, one.reserved_nanousd, one.settled_nanousd) == (1, BOUND, 0)
 
 
 def test_spending_of_an_empty_ledger_is_zero(world: World) -> None:
     with world.database.reading() as conn:
-        total, grouped = ledger.spending(conn), ledger.spending(conn, by="model")
+        total, grouped = costs.spending(conn), costs.spending(conn, by="model")
 
-    assert (total, grouped) == ([ledger.Spending()], [])
+    assert (total, grouped) == ([costs.Spending()], [])
 
 
 def test_a_removed_job_keeps_its_costs_in_the_ledger(world: World) -> None:
@@ -299,7 +299,7 @@ def test_a_removed_job_keeps_its_costs_in_the_ledger(world: World) -> None:
         jobs.remove(conn, job_id)
 
     with world.database.reading() as conn:
-        (group,) = ledger.spending(conn, by="job")
+        (group,) = costs.spending(conn, by="job")
 
     assert (group.key, group.settled_nanousd) == ("removed", 4 * COST)
 
@@ -327,6 +327,6 @@ def test_a_call_without_a_price_has_no_bound_and_is_told_so(world: World) -> Non
     world.save(claim, 1, (), [ended(1, CallState.UNKNOWN)], children=[child([0])], releases=True)
 
     with world.database.reading() as conn:
-        (total,) = ledger.spending(conn)
+        (total,) = costs.spending(conn)
 
     assert (total.unknown_nanousd, total.unknown_calls, total.unbounded) == (0, 1, 1)

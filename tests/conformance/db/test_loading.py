@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 
 from batchmill_core.errors import JobError
 from batchmill_core.job import JobState, Rows
-from batchmill_db import chunks, jobs, loading
+from batchmill_db import chunks, jobs, loading, payload_store, steering
 from batchmill_db.chunks import NewChunk
 from batchmill_db.jobs import JobRecord
 from batchmill_db.schema import leader, payload
@@ -20,7 +20,7 @@ def eager(world: World, *, key: str | None = "k") -> int:
     job_id = world.loading(key=key)
     with world.database.transaction() as conn:
         loading.beat(conn, job_id, "here:1")
-        jobs.add_payloads(conn, job_id, [(0, 4, b"requests", b"inputs", "digest 0")])
+        payload_store.add_payloads(conn, job_id, [(0, 4, b"requests", b"inputs", "digest 0")])
         chunks.add(conn, job_id, [NewChunk(rows=Rows.span(0, 4), queue=QUEUE, priority=5)])
         loading.note(conn, job_id, n_rows=4, n_skipped=0, skipped=[], columns=["text"])
         loading.open_early(conn, job_id)
@@ -76,7 +76,7 @@ def test_a_source_that_failed_is_paused_until_it_is_read_to_its_end(world: World
 def test_a_job_that_its_user_paused_stays_paused_when_its_data_set_is_read(world: World) -> None:
     job_id = eager(world)
     with world.database.transaction() as conn:
-        jobs.pause(conn, job_id, kind="user", reason="paused by the user")
+        steering.pause(conn, job_id, kind="user", reason="paused by the user")
         loading.end(conn, job_id)
 
     assert (now(world, job_id).state, now(world, job_id).loaded) == (JobState.PAUSED, True)
@@ -93,7 +93,7 @@ def test_a_loader_that_is_behind_another_takes_nothing_back(world: World) -> Non
 def test_a_refused_job_is_dropped_with_all_its_rows_and_an_open_one_is_not(world: World) -> None:
     refused = world.loading(key="r")
     with world.database.transaction() as conn:
-        jobs.add_payloads(conn, refused, [(0, 4, b"requests", b"inputs", "digest 0")])
+        payload_store.add_payloads(conn, refused, [(0, 4, b"requests", b"inputs", "digest 0")])
     opened = eager(world)
     with world.database.transaction() as conn:
         dropped = loading.drop(conn, refused), loading.drop(conn, opened), loading.drop(conn, refused)

@@ -22,7 +22,7 @@ from sqlalchemy import event, text
 from batchmill_core.errors import CallState, JobError
 from batchmill_core.job import JobState, Rows
 from batchmill_core.request import BAD_STATUSES, PAID_STATUSES, RowStatus
-from batchmill_db import chunks, jobs, results
+from batchmill_db import counters, doorbells, jobs, merging, reaping, results, rounds, steering
 from batchmill_db.chunks import Claim
 from batchmill_db.results import NewResult, Save
 from batchmill_db.schema import metadata
@@ -157,8 +157,8 @@ class Machine(RuleBasedStateMachine):
         self.world.ring()
         self.world.ring("api.other")
         with self.database.transaction() as conn:
-            chunks.merge(conn)
-            jobs.sum_counters(conn)
+            merging.merge(conn)
+            counters.sum_counters(conn)
         self.world.finish()
 
     @rule(
@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
 
     def _pause_and_resume(self) -> None:
         with self.database.transaction() as conn:
-            paused = jobs.pause(conn, self.job_id, kind="user", reason="lunch")
+            paused = steering.pause(conn, self.job_id, kind="user", reason="lunch")
         if paused:
             self.nothing_is_broken()
             assert [self.world.claim(c["id"]) for c in self.world.chunks(self.job_id, state="ready")[:1]] in (
@@ -182,19 +182,19 @@ class Machine(RuleBasedStateMachine):
                 [None],
             )
             with self.database.transaction() as conn:
-                jobs.resume(conn, self.job_id)
+                steering.resume(conn, self.job_id)
 
     def _cancel(self) -> None:
         with self.database.transaction() as conn:
             try:
-                jobs.cancel(conn, self.job_id)
+                steering.cancel(conn, self.job_id)
             except JobError:
                 assert jobs.get(conn, self.job_id).state is JobState.DONE
 
     def _retry(self, statuses: list[RowStatus]) -> None:
         if self.world.get(self.job_id).state is JobState.DONE:
             with self.database.reading() as conn:
-                rows = jobs.rows_of_status(conn, self.job_id, statuses)
+                rows = rounds.rows_of_status(conn, self.job_id, statuses)
             if rows:
                 self.world.retry(self.job_id, statuses)
 
@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
         if hasattr(self, "world") and self.world.get(self.job_id).state is JobState.OPEN:
             self.world.crash("w1", "w2")
             with self.database.transaction() as conn:
-                jobs.resume(conn, self.job_id, budget_nanousd=10**9)
+                steering.resume(conn, self.job_id, budget_nanousd=10**9)
             for c in self.world.chunks(self.job_id, state="ready"):
                 claim = self.world.claim(c["id"], "w3")
                 assert claim is not None
@@ -245,7 +245,7 @@ class Machine(RuleBasedStateMachine):
     def ready_chunks_can_be_rung(self) -> None:
         if hasattr(self, "world") and self.world.get(self.job_id).state is JobState.OPEN:
             with self.database.reading() as conn:
-                work = chunks.queues_with_work(conn)
+                work = doorbells.queues_with_work(conn)
             assert set(work) <= {QUEUE, "api.other"}
 
 
@@ -257,7 +257,7 @@ def _empty(database: Database) -> None:
 
 @pytest.mark.slow
 def test_no_order_of_events_breaks_an_invariant(migrated_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "CRASH_LIMIT", 2)  # so that few steps bring halves and dead rows
+    monkeypatch.setattr(reaping, "CRASH_LIMIT", 2)  # so that few steps bring halves and dead rows
     database = Database(migrated_url)
     if database.dialect == "sqlite":  # no crash of the machine is played here, so no commit needs to wait for the disk
         event.listen(database.engine, "connect", lambda c, _: c.execute("PRAGMA synchronous=OFF"))

@@ -13,7 +13,20 @@ from sqlalchemy import Connection, event, text
 
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs, ledger, migrate, results
+from batchmill_db import (
+    chunks,
+    counters,
+    doorbells,
+    ledger,
+    merging,
+    migrate,
+    past_calls,
+    payload_store,
+    reaping,
+    results,
+    rounds,
+    steering,
+)
 from batchmill_db.chunks import Claim
 from batchmill_db.session import Database
 from tests.conformance.db.world import QUEUE, World, answered, call_of, settled
@@ -49,7 +62,7 @@ def _full(url: str) -> Iterator[Full]:
     world = World(database)
     paused, job_id = world.job(sizes=(2,)), world.job(sizes=(2,))
     with database.transaction() as conn:
-        jobs.pause(conn, paused, kind="user", reason="lunch")
+        steering.pause(conn, paused, kind="user", reason="lunch")
     claim = world.take(job_id)
     world.reserve(claim, [1, 2])
     with database.transaction() as conn:
@@ -142,28 +155,28 @@ _OF = {"between": Rows.span(5000, 100), "scattered": SCATTERED}
 HOT: dict[str, tuple[Callable[[Connection, Full], object], str]] = {
     "claim": (_claim, "chunk"),
     "heartbeat": (lambda c, f: chunks.heartbeat(c, {f.claim.chunk_id: f.claim.fence}, lease_ms=1), "chunk"),
-    "ring": (lambda c, f: chunks.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_ready"),
-    "overdue": (lambda c, f: chunks.overdue(c, [QUEUE], waited_ms=1000), "chunk_ready"),
-    "outstanding": (lambda c, f: chunks.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_rung"),
-    "queues with work": (lambda c, f: chunks.queues_with_work(c), "chunk_"),
-    "merge": (lambda c, f: chunks.merge(c), "chunk_derived"),
-    "reap": (lambda c, f: chunks.reap(c), "chunk_leased"),
-    "expire": (lambda c, f: chunks.expire_leases(c, worker_ids=["w9"]), "chunk_leased"),
-    "sum": (lambda c, f: jobs.sum_counters(c), "chunk_unsummed"),
-    "finish": (lambda c, f: jobs.finish(c), "chunk_"),
+    "ring": (lambda c, f: doorbells.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_ready"),
+    "overdue": (lambda c, f: doorbells.overdue(c, [QUEUE], waited_ms=1000), "chunk_ready"),
+    "outstanding": (lambda c, f: doorbells.ring(c, windows={QUEUE: 4}, again_after_ms=1000), "chunk_rung"),
+    "queues with work": (lambda c, f: doorbells.queues_with_work(c), "chunk_"),
+    "merge": (lambda c, f: merging.merge(c), "chunk_derived"),
+    "reap": (lambda c, f: reaping.reap(c), "chunk_leased"),
+    "expire": (lambda c, f: reaping.expire_leases(c, worker_ids=["w9"]), "chunk_leased"),
+    "sum": (lambda c, f: counters.sum_counters(c), "chunk_unsummed"),
+    "finish": (lambda c, f: steering.finish(c), "chunk_"),
     "save": (_save, "chunk"),
     "reserve": (_reserve, "call"),
     "finished": (lambda c, f: results.finished(c, f.claim.job_id, _OF["between"], 1), "result"),
     "finished, scattered": (lambda c, f: results.finished(c, f.claim.job_id, SCATTERED, 1), "result"),
     "earlier": (lambda c, f: results.earlier(c, f.claim.job_id, _OF["between"], 2), "result"),
-    "past": (lambda c, f: ledger.past_of(c, f.claim.job_id, _OF["between"], 1), "call_by_row"),
-    "past of shared calls": (lambda c, f: ledger.past_of(c, f.claim.job_id, SCATTERED, 1), "call_of_many_rows"),
-    "reserved calls": (lambda c, f: jobs.reserved_calls(c, f.claim.job_id), "call_reserved"),
-    "requests": (lambda c, f: jobs.requests_of(c, f.claim.job_id, _OF["between"]), "payload"),
-    "inputs": (lambda c, f: jobs.inputs_after(c, f.claim.job_id, 9000), "payload"),
+    "past": (lambda c, f: past_calls.past_of(c, f.claim.job_id, _OF["between"], 1), "call_by_row"),
+    "past of shared calls": (lambda c, f: past_calls.past_of(c, f.claim.job_id, SCATTERED, 1), "call_of_many_rows"),
+    "reserved calls": (lambda c, f: steering.reserved_calls(c, f.claim.job_id), "call_reserved"),
+    "requests": (lambda c, f: payload_store.requests_of(c, f.claim.job_id, _OF["between"]), "payload"),
+    "inputs": (lambda c, f: payload_store.inputs_after(c, f.claim.job_id, 9000), "payload"),
     "export": (lambda c, f: results.between(c, f.claim.job_id, 5000, 5999), "result"),
     "errors": (lambda c, f: results.errors_by_kind(c, f.claim.job_id), "result_not_ok"),
-    "rows to retry": (lambda c, f: jobs.rows_of_status(c, f.claim.job_id, [RowStatus.FAILED]), "result_not_ok"),
+    "rows to retry": (lambda c, f: rounds.rows_of_status(c, f.claim.job_id, [RowStatus.FAILED]), "result_not_ok"),
 }
 
 

@@ -6,7 +6,7 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from batchmill_db import chunks, telemetry
+from batchmill_db import reaping, telemetry
 from batchmill_db.verify import verify
 from tests.conformance.db.racers import claim_all, lead_a_lot, race, spend
 from tests.conformance.db.world import BOUND, World
@@ -52,12 +52,12 @@ def test_threads_of_one_process_reap_each_chunk_once(world: World) -> None:
     for _ in range(20):
         world.take(job_id)
     with world.database.transaction() as conn:
-        chunks.expire_leases(conn, worker_ids=["w1"])
+        reaping.expire_leases(conn, worker_ids=["w1"])
     start = threading.Barrier(8)
 
     def reap() -> list[int]:
         start.wait()
-        return [r.chunk_id for r in world.database.run(chunks.reap)]
+        return [r.chunk_id for r in world.database.run(reaping.reap)]
 
     with ThreadPoolExecutor(8) as pool:
         reaped = [f.result() for f in [pool.submit(reap) for _ in range(8)]]

@@ -7,7 +7,7 @@ import pytest
 from batchmill_core.errors import CallState
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import jobs, results
+from batchmill_db import jobs, results, steering
 from batchmill_db.chunks import Claim
 from batchmill_db.verify import as_lines, verify
 from tests.conformance.db.world import BOUND, COST, World, answered, child, ended, settled
@@ -269,7 +269,7 @@ def test_a_cancelled_job_keeps_what_its_workers_had_in_flight(world: World) -> N
     claim = world.take(job_id)
     world.reserve(claim, [1])
     with world.database.transaction() as conn:
-        jobs.cancel(conn, job_id)
+        steering.cancel(conn, job_id)
 
     saved = world.save(claim, 1, [answered(0, 1)], [settled(1)], children=[child([1, 2, 3])], releases=True)
 
@@ -284,7 +284,7 @@ def test_a_removed_job_gets_no_results_but_its_ledger_its_costs(world: World) ->
     claim = world.take(job_id)
     world.reserve(claim, [1])
     with world.database.transaction() as conn:
-        jobs.cancel(conn, job_id)
+        steering.cancel(conn, job_id)
         jobs.remove(conn, job_id)
 
     saved = world.save(claim, 1, [answered(0, 1)], [settled(1)], releases=True)

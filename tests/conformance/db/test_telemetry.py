@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from batchmill_core.job import JobState
-from batchmill_db import jobs, schema, telemetry
+from batchmill_db import schema, steering, telemetry
 from batchmill_db.telemetry import WorkerRecord
 from tests.conformance.db.world import QUEUE, World
 
@@ -150,7 +150,7 @@ def test_a_stopped_account_pauses_its_open_jobs_with_the_reason(world: World) ->
 def test_a_healed_account_opens_the_jobs_it_had_paused_and_no_others(world: World) -> None:
     job_id, by_user = world.job(), world.job()
     with world.database.transaction() as conn:
-        jobs.pause(conn, by_user, kind="user", reason="lunch")
+        steering.pause(conn, by_user, kind="user", reason="lunch")
     stop(world)
 
     with world.database.transaction() as conn:

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from batchmill_core.errors import CallState, JobError
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, jobs
+from batchmill_db import jobs, payload_store, reaping
 from batchmill_db.verify import BILL_INVARIANTS, INVARIANTS, BillLine, Violation, as_lines, verify
 from tests.conformance.db.world import BOUND, COST, World, answered, child, ended, settled
 
@@ -24,7 +24,7 @@ def job_id(world: World) -> int:
     job_id = world.job(sizes=(4, 4, 1), budget=100 * BOUND)
     _answer_together(world, job_id)
     _answer_with_trouble(world, job_id)
-    for _ in range(chunks.CRASH_LIMIT):
+    for _ in range(reaping.CRASH_LIMIT):
         world.reserve(world.take(job_id), [1])
         world.crash()
     world.finish()
@@ -214,7 +214,7 @@ def test_a_job_without_rows_breaks_nothing(world: World) -> None:
 def test_a_job_that_failed_to_load_breaks_nothing(world: World) -> None:
     job_id = world.loading()
     with world.database.transaction() as conn:
-        jobs.add_payloads(conn, job_id, [(0, 2, b"r", b"i", "d")])
+        payload_store.add_payloads(conn, job_id, [(0, 2, b"r", b"i", "d")])
         jobs.fail_loading(conn, job_id, "line 3 is not JSON")
 
     assert as_lines(check(world, job_id)) == []

@@ -11,10 +11,23 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import Rows, Spec, Step
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, jobs, ledger, results, schema
-from batchmill_db.chunks import Child, Claim, NewChunk, Reaped
+from batchmill_db import (
+    chunks,
+    counters,
+    doorbells,
+    jobs,
+    ledger,
+    payload_store,
+    reaping,
+    results,
+    rounds,
+    schema,
+    steering,
+)
+from batchmill_db.chunks import Child, Claim, NewChunk
 from batchmill_db.jobs import JobRecord, NewJob
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.reaping import Reaped
 from batchmill_db.results import NewResult, Save, Saved
 from batchmill_db.session import Database
 
@@ -48,7 +61,7 @@ class World:
         first = 0
         with self.database.transaction() as conn:
             for size in sizes:
-                jobs.add_payloads(conn, job_id, [(first, size, b"requests", b"inputs", f"digest {first}")])
+                payload_store.add_payloads(conn, job_id, [(first, size, b"requests", b"inputs", f"digest {first}")])
                 chunks.add(conn, job_id, [NewChunk(rows=Rows.span(first, size), queue=queue, priority=priority)])
                 first += size
             jobs.set_progress(conn, job_id, n_rows=first, n_skipped=0, skipped=[], columns=["text"])
@@ -64,18 +77,18 @@ class World:
     def get(self, job_id: int) -> JobRecord:
         """The job with its counters up to date."""
         with self.database.transaction() as conn:
-            jobs.sum_counters(conn)
+            counters.sum_counters(conn)
             return jobs.get(conn, job_id)
 
     def retry(self, job_id: int, statuses: Sequence[RowStatus]) -> list[int]:
         """Opens the next round for rows of these statuses; answers its chunks."""
         with self.database.transaction() as conn:
-            rows = jobs.rows_of_status(conn, job_id, statuses)
+            rows = rounds.rows_of_status(conn, job_id, statuses)
             number = jobs.get(conn, job_id).round + 1
-            assert jobs.reopen(conn, job_id, number)
-            jobs.add_round(conn, job_id, number, spec(), statuses=statuses)
+            assert rounds.reopen(conn, job_id, number)
+            rounds.add_round(conn, job_id, number, spec(), statuses=statuses)
             if RowStatus.DEAD in statuses:
-                chunks.clear_dead(conn, job_id)
+                reaping.clear_dead(conn, job_id)
             chunks.add(conn, job_id, [NewChunk(rows=rows, queue=QUEUE, round=number)])
         return [c["id"] for c in self.chunks(job_id) if c["round"] == number]
 
@@ -151,16 +164,16 @@ class World:
     def crash(self, *workers: str) -> list[Reaped]:
         """The workers died: their leases run out and are reaped."""
         with self.database.transaction() as conn:
-            chunks.expire_leases(conn, worker_ids=workers or ("w1",))
-            return chunks.reap(conn)
+            reaping.expire_leases(conn, worker_ids=workers or ("w1",))
+            return reaping.reap(conn)
 
     def ring(self, queue: str = QUEUE, *, window: int = 10, again_after_ms: int = 60_000) -> list[int]:
         with self.database.transaction() as conn:
-            return [b.chunk_id for b in chunks.ring(conn, windows={queue: window}, again_after_ms=again_after_ms)]
+            return [b.chunk_id for b in doorbells.ring(conn, windows={queue: window}, again_after_ms=again_after_ms)]
 
     def finish(self) -> list[int]:
         with self.database.transaction() as conn:
-            return jobs.finish(conn)
+            return steering.finish(conn)
 
 
 def spec() -> Spec:

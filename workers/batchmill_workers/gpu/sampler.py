@@ -14,7 +14,7 @@ from functools import partial
 
 from batchmill_core.engine import Engine, Observable
 from batchmill_core.settings import Settings
-from batchmill_db import chunks, samples
+from batchmill_db import doorbells, samples
 from batchmill_db.samples import DeviceReading, EngineReading
 from batchmill_db.session import Connection, Database, DatabaseError
 
@@ -134,7 +134,7 @@ class Sampler:
         for queue, watch in self._watches.items():
             if not watch.bubble.needs_look:
                 continue
-            overdue = partial(chunks.overdue, queues=[queue], waited_ms=0, limit=1)
+            overdue = partial(doorbells.overdue, queues=[queue], waited_ms=0, limit=1)
             watch.bubble.look(self._serving() and bool(self._database.read(overdue)))
 
     def sample(self) -> None:

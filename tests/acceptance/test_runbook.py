@@ -73,7 +73,7 @@ def test_each_query_answers(mill: Mill) -> None:
     with mill.database.reading() as conn:
         answers = [conn.execute(text(query)).all() for query in queries]
 
-    assert len(answers) == 2
+    assert len(answers) == 3
     assert all(answers)
 
 

@@ -20,10 +20,14 @@ from batchmill_core.request import Completion, Request, RowStatus
 from batchmill_core.usage import Usage
 from batchmill_db import past_calls, reaping, rounds, steering
 from batchmill_db.jobs import JobRecord
+from batchmill_db.ledger import NewCall
 from batchmill_db.session import DatabaseError
 from batchmill_workers import validation
 from batchmill_workers.answer import Handback, Unit, answer
-from batchmill_workers.chunk_run import ChunkRun, claim_and_load, output_bound
+from batchmill_workers.calls import bound_of, new_call, output_bound
+from batchmill_workers.chunk_run import ChunkRun
+from batchmill_workers.claimed import claim_and_load
+from batchmill_workers.handbacks import children_of
 from batchmill_workers.window import Window
 from tests.mill import MODEL, QUEUE, Mill, catalog_for, milling
 
@@ -200,7 +204,7 @@ def test_a_chunk_that_somebody_else_has_is_left_alone(bench: Bench) -> None:
 def test_rows_that_have_an_answer_are_not_asked_again(bench: Bench) -> None:
     job = bench.submit(4)
     first = bench.load()
-    bench.mill.process.call(first.host.recorder.reserve([first._call(u) for u in [unit(first, 0)]], budgeted=False))
+    bench.mill.process.call(first.host.recorder.reserve([booked(first, 0)], budgeted=False))
     bench.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
     bench.mill.database.run(reaping.reap)
 
@@ -211,6 +215,13 @@ def test_rows_that_have_an_answer_are_not_asked_again(bench: Bench) -> None:
     assert bench.mill.violations(job) == []
 
 
+def booked(run: ChunkRun, row: int) -> NewCall:
+    """The first call of an attempt, for one row."""
+    one = unit(run, row)
+    one.seq, one.bound_nanousd = 1, bound_of(one, run.spec, run.step)
+    return new_call(one, run.claim, run.step, worker=run.host.worker_name)
+
+
 def unit(run: ChunkRun, row: int) -> Unit:
     return next(run._unit(g) for g in run._groups() if g[0][0] == row)
 
@@ -219,7 +230,7 @@ def test_the_tries_of_an_earlier_attempt_count(bench: Bench) -> None:
     job = bench.submit(1)
     bench.lane.answer = fail_always
     first = bench.load()
-    bench.mill.process.call(first.host.recorder.reserve([first._call(unit(first, 0))], budgeted=False))
+    bench.mill.process.call(first.host.recorder.reserve([booked(first, 0)], budgeted=False))
     bench.mill.database.run(lambda conn: reaping.expire_leases(conn, worker_ids=[bench.mill.process.worker_id]))
     bench.mill.database.run(reaping.reap)
 
@@ -257,7 +268,7 @@ def test_rows_handed_back_are_grouped_by_step_and_by_whole_seconds_of_waiting(be
         run.hand_back(Handback(rows=rows, wait_s=wait_s, error=f"row {rows[0]}"))
     run.hand_back(Handback(rows=[7, 8], next_step=True))
 
-    children = run._children()
+    children = children_of(run._handbacks, run.spec, step=run.claim.step)
 
     assert [(str(c.rows), c.step, c.queue, c.wait_ms, c.error) for c in children] == [
         ("2-3", 0, QUEUE, 0, "row 2"),
@@ -418,7 +429,7 @@ def test_the_bound_of_a_call(bench: Bench) -> None:
     bench.submit(1)
     run = bench.load()
 
-    assert run._bound(unit(run, 0)) == BOUND
+    assert bound_of(unit(run, 0), run.spec, run.step) == BOUND
 
 
 @pytest.mark.parametrize(

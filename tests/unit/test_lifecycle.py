@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from batchmill_workers.chunk_run import Summary
+from batchmill_workers.summary import Summary
 from tests.mill import Mill, catalog_for, milling
 
 SLOTS = 2  # of the process that a mill starts

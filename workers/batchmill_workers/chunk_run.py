@@ -6,42 +6,37 @@ import asyncio
 import itertools
 import logging
 import random
-import time
-from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import orjson
 
-from batchmill_core import tokens
 from batchmill_core.errors import CallError
-from batchmill_core.job import Rows, Spec, Step
+from batchmill_core.job import Spec, Step
 from batchmill_core.request import Completion, Request, RowStatus, TaskKind
-from batchmill_core.usage import upper_bound, usd
-from batchmill_db import chunks, past_calls, payload_store, results, steering
-from batchmill_db.chunks import Child, Claim
+from batchmill_db import steering
 from batchmill_db.ledger import CallEnd, NewCall, Reservation
 from batchmill_db.past_calls import Past
 from batchmill_db.results import NewResult
-from batchmill_db.session import Connection
 
 from . import validation
 from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, given_up
+from .calls import bound_of, new_call, request_of
+from .claimed import Loaded
 from .failpoints import failpoint
+from .handbacks import children_of
 from .lane import LINE_S, LONG_PAUSE_S, Lane
 from .recorder import Recorder, not_sent
 from .stored_rows import KIND as DAMAGED
 from .stored_rows import stored_rows
+from .summary import Summary, Tally
 
 log = logging.getLogger(__name__)
 
 _Group = Sequence[tuple[int, bytes]]
 
-_MS = 1000
 _BUDGET_POLL_S = 0.2
 _INTERNAL_WAIT_S = 30.0
-_NS_PER_HOUR = 3_600_000_000_000
 
 
 class Host(Protocol):
@@ -63,40 +58,6 @@ class Host(Protocol):
         """An attempt that was fed has ended."""
 
     def stop_account(self, account: str, error: CallError) -> Awaitable[None]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """A claimed chunk with all that SQL knows of its rows."""
-
-    claim: Claim
-    frames: Sequence[tuple[int, int, bytes]]
-    finished: set[int]
-    past: Mapping[int, Past]
-    replaced: Mapping[int, RowStatus]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """What came of an attempt, in words for Flower."""
-
-    text: str
-    queue: str | None = None
-
-
-def claim_and_load(conn: Connection, chunk_id: int, worker_id: str, lease_ms: int) -> Loaded | None:
-    """Claims a chunk and reads what its rows need; None when it is not to be had."""
-    claim = chunks.claim(conn, chunk_id, worker_id, lease_ms=lease_ms)
-    if claim is None:
-        return None
-    fresh = claim.fresh
-    return Loaded(
-        claim=claim,
-        frames=payload_store.requests_of(conn, claim.job_id, claim.rows),
-        finished=set() if fresh else results.finished(conn, claim.job_id, claim.rows, claim.round),
-        past={} if fresh else past_calls.past_of(conn, claim.job_id, claim.rows, claim.round),
-        replaced={} if claim.round == 1 else results.earlier(conn, claim.job_id, claim.rows, claim.round),
-    )
 
 
 class ChunkRun:
@@ -124,10 +85,7 @@ class ChunkRun:
         self._fed = 0  # units that were booked and sent on their way
         self._crashed = False
         self._wait_s = 0.0
-        self._began = time.monotonic()
-        self._counts: Counter[RowStatus] = Counter()
-        self._tokens = 0
-        self._cost = 0
+        self._tally = Tally()
 
     async def run(self) -> Summary:
         """Sends every row that has no final result yet, and ends the attempt."""
@@ -143,7 +101,9 @@ class ChunkRun:
                 self.host.spent(self.claim.queue)
         finally:
             self.host.runs.pop(self.claim.chunk_id, None)
-        return Summary(text=self._words(), queue=self.claim.queue)
+        back = sum(len(h.rows) for h in self._handbacks)
+        words = self._tally.words(handed_back=back, reason=self.stopping or "waiting")
+        return Summary(text=words, queue=self.claim.queue)
 
     def stop(self, reason: str) -> None:
         """Sends nothing more: what waits is handed back, what is in flight may finish. Idempotent."""
@@ -259,7 +219,7 @@ class ChunkRun:
         tokens_of: list[int] = []
         for group in groups:
             unit = self._unit(group)
-            needs = self._lane.tokens_of(self._request(unit))
+            needs = self._lane.tokens_of(request_of(unit, self.spec, self.step))
             if units and sum(tokens_of) + needs > self._lane.book_tokens:
                 break
             units.append(unit)
@@ -317,7 +277,9 @@ class ChunkRun:
 
     async def _book(self, units: Sequence[Unit]) -> int:
         """Books the next call of each unit; answers how many may be sent, waiting for the budget if it must."""
-        calls = [self._call(u) for u in units]
+        for unit in units:
+            unit.seq, unit.bound_nanousd = next(self._seqs), bound_of(unit, self.spec, self.step)
+        calls = [new_call(u, self.claim, self.step, worker=self.host.worker_name) for u in units]
         while True:
             alone = not self._in_flight_here()
             reservation = await self.host.recorder.reserve(calls, budgeted=self.claim.budgeted)
@@ -345,40 +307,10 @@ class ChunkRun:
         self.stop("budget")
         return False
 
-    def _call(self, unit: Unit) -> NewCall:
-        unit.seq = next(self._seqs)
-        unit.bound_nanousd = self._bound(unit)
-        return NewCall(
-            chunk_id=self.claim.chunk_id,
-            fence=self.claim.fence,
-            seq=unit.seq,
-            job_id=self.claim.job_id,
-            round=self.claim.round,
-            rows=Rows.of(i.row for i in unit.items) if len(unit.items) > 1 else Rows.span(unit.items[0].row, 1),
-            model=self.step.model,
-            worker=self.host.worker_name,
-            account=self.step.account,
-            bound_nanousd=unit.bound_nanousd,
-            price_version=None if self.step.price is None else self.step.price.version,
-        )
-
-    def _bound(self, unit: Unit) -> int | None:
-        """The most that the unit's next call can cost; None without a price or without max_tokens."""
-        step = self.step
-        if step.price is None:
-            if step.device_nanousd_per_hour is None:
-                return None
-            return -(-int(step.timeout_s * 1e9) * step.device_nanousd_per_hour // _NS_PER_HOUR)
-        output = output_bound({**self.spec.params, **unit.items[0].request.params}) if self.task is TaskKind.CHAT else 0
-        if output is None:
-            return None
-        prompt = sum(tokens.upper_bound_tokens(i.request) for i in unit.items)
-        return upper_bound(step.price, input_tokens=prompt, output_tokens=output)
-
     # the way of a request: see answer.Way
 
     async def send(self, unit: Unit) -> Completion:
-        request = self._request(unit)
+        request = request_of(unit, self.spec, self.step)
         if (task := asyncio.current_task()) is not None:
             self._calling[task] = unit
         try:
@@ -389,20 +321,6 @@ class ChunkRun:
             raise as_call_error(fault) from fault
         failpoint("after_call")
         return completion
-
-    def _request(self, unit: Unit) -> Request:
-        first = unit.items[0].request
-        params = {**self.spec.params, **first.params} if first.params else self.spec.params
-        inputs = first.inputs if len(unit.items) == 1 else tuple(t for i in unit.items for t in i.request.inputs)
-        return Request(
-            task=self.task,
-            messages=first.messages,
-            inputs=inputs,
-            params=params,
-            model=self.step.upstream,
-            schema=self.spec.schema,
-            stream=self.spec.stream,
-        )
 
     async def book_again(self, unit: Unit) -> bool:
         if self._stopped():
@@ -423,11 +341,7 @@ class ChunkRun:
         return booked == 1
 
     def save(self, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None:
-        for r in rows:
-            self._counts[r.status] += 1
-        for e in ends:
-            self._tokens += 0 if e.usage is None else e.usage.total
-            self._cost += e.cost_nanousd or 0
+        self._tally.count(rows, ends)
         self.host.recorder.put(self.attempt, rows, ends)
 
     def hand_back(self, handback: Handback) -> None:
@@ -467,40 +381,7 @@ class ChunkRun:
         if self._crashed:
             await self.host.recorder.crash(self.attempt)
         else:
-            await self.host.recorder.release(self.attempt, self._children())
-        failpoint("after_release")
-
-    def _children(self) -> list[Child]:
-        """Handed-back rows by (step, when): waits are rounded up to whole seconds so that rows come back together."""
-        groups: dict[tuple[int, int], list[Handback]] = {}
-        for h in self._handbacks:
-            step = self.claim.step + (1 if h.next_step else 0)
-            groups.setdefault((step, _MS * -int(-h.wait_s // 1)), []).append(h)
-        children = []
-        for (step, wait_ms), handbacks in sorted(groups.items()):
-            rows = Rows.of(row for h in handbacks for row in h.rows)
-            error = next((h.error for h in handbacks if h.error), None)
-            children.append(
-                Child(rows=rows, queue=self.spec.steps[step].queue, step=step, wait_ms=wait_ms, error=error)
+            await self.host.recorder.release(
+                self.attempt, children_of(self._handbacks, self.spec, step=self.claim.step)
             )
-        return children
-
-    def _words(self) -> str:
-        seconds = max(time.monotonic() - self._began, 1e-6)
-        done = sum(self._counts.values())
-        parts = [", ".join(f"{n} {s.value}" for s, n in self._counts.most_common()) or "0 rows"]
-        if back := sum(len(h.rows) for h in self._handbacks):
-            parts.append(f"{back} handed back ({self.stopping or 'waiting'})")
-        parts.append(f"{self._tokens:,} tok")
-        parts.append(f"${float(usd(self._cost) or 0):.4f}")
-        parts.append(f"{done / seconds:,.0f} rows/s")
-        return " · ".join(parts)
-
-
-def output_bound(params: Mapping[str, Any]) -> int | None:
-    """The most tokens that an answer can have, over all choices; None when nothing bounds it."""
-    most = params.get("max_completion_tokens", params.get("max_tokens"))
-    if not isinstance(most, int):
-        return None
-    choices = params.get("n", 1)
-    return most * (choices if isinstance(choices, int) and choices > 0 else 1)
+        failpoint("after_release")

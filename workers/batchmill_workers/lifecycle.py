@@ -29,8 +29,9 @@ from batchmill_db.session import Connection, Database, DatabaseError
 from batchmill_db.telemetry import WorkerRecord
 
 from .api_lane import ApiLane
-from .chunk_run import ChunkRun, Loaded, Summary, claim_and_load
+from .chunk_run import ChunkRun
 from .chunk_slots import ChunkSlots
+from .claimed import Loaded, claim_and_load
 from .dispatcher import WINDOW_EXTRA, Cadence, Dispatcher
 from .failpoints import failpoint
 from .gpu.batching_remembered import RememberedSizes
@@ -44,6 +45,7 @@ from .local_lane import LocalLane
 from .parentage import DEVICE_VARIABLE, DOWN_EXIT_CODE, RENEW_EXIT_CODE, UNFIT_EXIT_CODE
 from .probe import PROBE_AFTER_MS, Prober
 from .recorder import Recorder
+from .summary import Summary
 from .wear import Wear, memory_mib
 
 log = logging.getLogger(__name__)

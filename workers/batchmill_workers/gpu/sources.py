@@ -90,15 +90,15 @@ def _from_hub(name: str, environment: Mapping[str, str]) -> Path:
     cached = _in_hub_cache(name, environment)
     if cached is not None:
         return cached
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigurationError(
-            f"model source 'hf:{name}' is not in this host's cache and cannot be fetched: "
-            "pip install huggingface_hub, or give a path"
-        )
     if environment.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}:
         raise ConfigurationError(
             f"model source 'hf:{name}' is not in this host's cache and HF_HUB_OFFLINE is set; "
             f"unset it, or fetch the model once with: hf download {name}"
+        )
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise ConfigurationError(
+            f"model source 'hf:{name}' is not in this host's cache and cannot be fetched: "
+            "pip install huggingface_hub, or give a path"
         )
     return _fetch(name)
 

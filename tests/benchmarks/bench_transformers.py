@@ -57,7 +57,7 @@ def bare_alone(rows: int) -> Rates:
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": p}], add_generation_prompt=True, tokenize=False)
-        for p in prompts(rows)
+        for p in prompts(rows, 1000)
     ]
 
     def generated(some: list[str], most: int) -> int:
@@ -76,7 +76,7 @@ def bare_alone(rows: int) -> Rates:
 
 def _through(running: Mill, rows: int, engine: psutil.Process) -> Rates:
     before_s = sum(engine.cpu_times()[:2])
-    data = [{"text": p} for p in prompts(rows)]
+    data = [{"text": p} for p in prompts(rows, 1000)]
     params = {"max_tokens": MAX_TOKENS, "temperature": 0}
     job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=64)
     running.wait_state(job, JobState.DONE, timeout_s=900)

@@ -2,7 +2,9 @@
 
 Three data sets: short prompts with answers of 24 and of 96 tokens, and classification by instructions that all rows
 share. Both sides are the same engine, in turns; no text comes twice, since its prompt would be in the cache. What bounds
-a batch is multiplying matrices: how fast these cores do that is measured in the same run, in f32 as the engine computes.
+a batch is multiplying matrices: how fast the engine does that here is measured in the same run, by prompts of hundreds of
+tokens that are hardly answered. One row at a time is bound by reading the weights instead, so the ratio of both is the
+most that batching can bring: about 5 on cores with AVX2, over 10 with AVX-512.
 ``python -m tests.benchmarks.bench_batched``; about six minutes on two quiet cores.
 """
 
@@ -15,20 +17,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.request import Request
 from batchmill_core.usage import Usage
 from batchmill_workers.gpu.openvino import OpenVinoEngine
 from tests.benchmarks.bench_openvino import SOURCE, prompts
 
-GOAL = 10
 # SmolLM2-135M: 30 layers, and the table of its 49152 tokens, which is used once more for each token of an answer only.
 LAYER_SHAPES = ((576, 576), (576, 192), (576, 192), (576, 576), (576, 1536), (576, 1536), (1536, 576))
 LAYERS_FLOP = 30 * sum(2 * a * b for a, b in LAYER_SHAPES)
 TABLE_FLOP = 2 * 576 * 49152
-STEP_TOKENS = 256  # rows of the measured multiplications, as many as a full step of the engine has tokens
+SYSTEM_TOKENS = 32  # that the chat template begins with: they are computed once and cached
+LONG_PROMPTS = 16
 INSTRUCTIONS = (
     "You sort reviews of a shop for kitchen things. Positive means that the customer would buy the thing again, negative "
     "that they would not, and neutral that the review does not say. A late parcel alone makes no review negative, and a "
@@ -69,22 +69,20 @@ SCENARIOS = (
 )
 
 
-def flops_per_s() -> float:
-    """The best rate of f32 multiplications in the shapes of the model's layers."""
-    pairs = [_matrices(a, b) for a, b in LAYER_SHAPES]
-    best_s = min(_seconds(pairs) for _ in range(30))
-    return STEP_TOKENS * LAYERS_FLOP / 30 / best_s
+async def flops_per_s(engine: OpenVinoEngine, first: int) -> float:
+    """The best rate of multiplications that the engine reaches: prompts without a shared beginning, one token each."""
+    best = 0.0
+    for number in range(first, first + 3 * LONG_PROMPTS, LONG_PROMPTS):
+        began = time.perf_counter()
+        asked = (_usage(engine, _long_prompt(n), 1) for n in range(number, number + LONG_PROMPTS))
+        usages = await asyncio.gather(*asked)
+        flop = sum((usage.input - SYSTEM_TOKENS) * LAYERS_FLOP + usage.output * TABLE_FLOP for usage in usages)
+        best = max(best, flop / (time.perf_counter() - began))
+    return best
 
 
-def _matrices(a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
-    return np.ones((STEP_TOKENS, a), np.float32), np.ones((a, b), np.float32)
-
-
-def _seconds(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
-    began = time.perf_counter()
-    for left, right in pairs:
-        np.matmul(left, right)
-    return time.perf_counter() - began
+def _long_prompt(number: int) -> str:
+    return " ".join(str(number * 31 + i * 7) for i in range(60))
 
 
 async def _usage(engine: OpenVinoEngine, text: str, max_tokens: int) -> Usage:
@@ -95,13 +93,13 @@ async def _usage(engine: OpenVinoEngine, text: str, max_tokens: int) -> Usage:
 
 
 async def one_round(engine: OpenVinoEngine, scenario: Scenario, rows: int, first: int) -> Rates:
-    """All rows at once, the peak of the cores, then an eighth of as many other rows one by one."""
+    """All rows at once, the peak of the engine, then an eighth of as many other rows one by one."""
     shared = (await _usage(engine, scenario.shared, 1)).input
     began = time.perf_counter()
     texts = scenario.texts(first, rows)
     together = await asyncio.gather(*(_usage(engine, text, scenario.max_tokens) for text in texts))
     together_s = time.perf_counter() - began
-    peak = await asyncio.to_thread(flops_per_s)
+    peak = await flops_per_s(engine, first + rows)
     began = time.perf_counter()
     apart = [await _usage(engine, text, scenario.max_tokens) for text in scenario.texts(first + rows, rows // 8)]
     apart_s = time.perf_counter() - began
@@ -132,11 +130,9 @@ def told(name: str, rates: list[Rates]) -> str:
     """Medians, and what they mean for the goal, in one line."""
     together, apart, most = (statistics.median(getattr(one, field) for one in rates) for field in Rates.__slots__)
     possible = most / apart
-    verdict = "allowed" if possible >= GOAL else "impossible"
     return (
         f"batching (cpu), {name}: {together:.0f} tok/s at once, {apart:.0f} one by one: {together / apart:.1f}x. "
-        f"These cores multiply for {most:.0f} tok/s at most, so {possible:.1f}x is the limit and {GOAL}x {verdict}; "
-        f"we reach {together / most:.0%} of it"
+        f"Multiplying alone would allow {most:.0f} tok/s, {possible:.1f}x, of which we reach {together / most:.0%}"
     )
 
 

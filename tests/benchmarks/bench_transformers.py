@@ -20,7 +20,7 @@ import psutil
 from batchmill_core.job import JobState
 from batchmill_ops.report import read_report
 from batchmill_workers.gpu.sources import resolve_source
-from tests.benchmarks.bench_gpu_wing import prompts
+from tests.benchmarks.bench_gpu_wing import POLL_S, prompts
 from tests.benchmarks.mills import mill
 from tests.integration.harness import Mill
 
@@ -79,7 +79,7 @@ def _through(running: Mill, rows: int, engine: psutil.Process) -> Rates:
     data = [{"text": p} for p in prompts(rows, 1000)]
     params = {"max_tokens": MAX_TOKENS, "temperature": 0}
     job = running.submit(data, model="smollm2", prompt="{{ text }}", params=params, chunk_size=64)
-    running.wait_state(job, JobState.DONE, timeout_s=900)
+    running.wait_state(job, JobState.DONE, timeout_s=900, every_s=POLL_S)
     figures = read_report(running.database, job.id)
     assert figures.seconds is not None
     tokens = figures.job.usage.output

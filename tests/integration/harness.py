@@ -237,7 +237,9 @@ class Mill:
         """The job as it stands now, all counters summed."""
         return until("the job's counters are summed", lambda: self.database.run(lambda conn: _summed(conn, job_id)))
 
-    def wait_state(self, job: JobRecord, *states: JobState, timeout_s: float = 30.0) -> JobRecord:
+    def wait_state(
+        self, job: JobRecord, *states: JobState, timeout_s: float = 30.0, every_s: float = POLL_S
+    ) -> JobRecord:
         """Waits until the job is in one of these states; fails with what is known of it."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -246,7 +248,7 @@ class Mill:
             if now.state in states:
                 return self.job(job.id)
             assert time.monotonic() < deadline, self._stuck(job, timeout_s)
-            time.sleep(POLL_S)
+            time.sleep(every_s)
 
     def wait_done(self, job: JobRecord, timeout_s: float = 30.0) -> JobRecord:
         """Waits until the job is done."""

@@ -79,7 +79,11 @@ class Tunable(Protocol):
 
 @runtime_checkable
 class TimesCalls(Protocol):
-    """An engine that ends each call itself, ``call_timeout_s`` seconds after it was sent; others are cut off."""
+    """An engine that ends calls itself: one of which nothing is heard for ``call_timeout_s`` seconds; others are cut off.
+
+    What counts is up to the engine: a server of the user's own is asked for the one call, an engine with a process of
+    its own is watched as a whole, since a call on a busy device takes as long as those beside it let it.
+    """
 
     call_timeout_s: float
 

@@ -15,7 +15,7 @@ from batchmill_workers.gpu.frames import Frame
 from tests.descriptors import open_sockets
 
 MODULE = """
-    import socket, sys
+    import socket, sys, time
     from batchmill_workers.gpu.frames import Channel, HEADER
 
     connection = socket.socket(fileno=int(sys.argv[1]))
@@ -27,6 +27,11 @@ MODULE = """
         connection.sendall(HEADER.pack(5) + b"{what")
     elif configuration["mood"] == "news":
         channel.send({"figures": "none"})
+        channel.send({"id": call["id"], "done": True})
+    elif configuration["mood"] == "slow":
+        for _ in range(12):
+            time.sleep(0.1)
+            channel.send({"figures": {}})
         channel.send({"id": call["id"], "done": True})
     try:
         channel.receive(wait=True)
@@ -98,3 +103,37 @@ def test_a_process_that_cannot_be_started_says_why_and_leaves_nothing_open(
     assert "the engine's process cannot be started" in said
     assert "no-python" in said
     assert left == set()
+
+
+def test_a_process_that_comes_no_further_is_ended_and_its_calls_say_so(module: str) -> None:
+    process = EngineProcess(module, silence_s=0.5)
+
+    assert "the engine hangs: it came no further for 0.5 s and was ended" in lost(process, "silent")
+    assert not process.alive
+    assert not process.killed  # else it would be taken for one that the kernel ended for its memory
+
+
+def test_a_process_that_comes_further_may_take_longer_than_its_silence(module: str) -> None:
+    process = EngineProcess(module, silence_s=0.5)
+
+    async def act() -> Frame:
+        try:
+            return await asked(process, "slow")
+        finally:
+            await process.close()
+
+    assert asyncio.run(act())["done"]
+
+
+def test_a_process_without_calls_may_be_silent_as_long_as_it_likes(module: str) -> None:
+    process = EngineProcess(module, silence_s=0.2)
+
+    async def act() -> bool:
+        await process.start({"mood": "news"}, timeout_s=60)
+        await asyncio.sleep(0.6)
+        try:
+            return bool((await asyncio.wait_for(process.call({}, lambda _: None), 60))["done"])
+        finally:
+            await process.close()
+
+    assert asyncio.run(act())

@@ -173,7 +173,7 @@ def test_vllms_statistics_are_the_figures(named: dict[str, Any]) -> None:
     )
     logger.record(scheduler_stats=None, iteration_stats=None, **named)
 
-    assert figures.take() == {"running": 3, "waiting": 2, "batch_rows": 3.0, "kv_cache_percent": 50.0}
+    assert figures.take() == {"running": 3, "waiting": 2, "batch_rows": 3.0, "steps": 1, "kv_cache_percent": 50.0}
 
 
 def ask(tmp_path: Path, params: dict[str, Any], schema: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:

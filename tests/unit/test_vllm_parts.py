@@ -265,8 +265,20 @@ def test_figures_are_the_last_steps_and_the_mean_batch_since_they_were_taken() -
     figures.step(running=2, waiting=5, cache_share=0.1)
     figures.step(running=4, waiting=0, cache_share=0.25)
 
-    assert figures.take() == {"running": 4, "waiting": 0, "batch_rows": 3.0, "kv_cache_percent": 25.0}
+    assert figures.take() == {"running": 4, "waiting": 0, "batch_rows": 3.0, "steps": 2, "kv_cache_percent": 25.0}
     assert figures.take()["batch_rows"] is None
+
+
+def test_a_batch_that_came_further_never_has_the_figures_that_it_had() -> None:
+    figures = Figures()
+    told = []
+    for _ in range(2):
+        figures.step(running=2, waiting=5, cache_share=0.1)
+        told.append(figures.take())
+    idle = [figures.take(), figures.take()]
+
+    assert told[0] != told[1]
+    assert idle[0] == idle[1]
 
 
 @pytest.mark.parametrize("given", [{}, {"VLLM_LOGGING_LEVEL": "DEBUG"}], ids=["unset", "set"])

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from .process_group import end_group
 log = logging.getLogger(__name__)
 
 _END_TIMEOUT_S = 20.0
+_LOOKS = 10  # how often a silence is looked at before it is one
 
 
 class ProcessLost(Exception):
@@ -41,15 +43,22 @@ class EngineProcess:
     ``{"failed": "reason"}``. A call is a message with an ``id``; every message that comes back for it carries the id,
     and the one with ``done`` ends it. ``{"id": …, "cancel": true}`` abandons a call. A message without an id is news
     of the engine itself and goes to ``on_news``; ``{"died": reason, "device_lost": …}`` says why the process ends now.
+
+    While it computes, a process sends something at least every few seconds, and only if it came further. One that has
+    calls and says nothing for ``silence_s`` hangs: it is killed, and its calls raise ProcessLost.
     """
 
-    def __init__(self, module: str, on_news: Callable[[Frame], None] | None = None) -> None:
+    def __init__(
+        self, module: str, on_news: Callable[[Frame], None] | None = None, *, silence_s: float = 600.0
+    ) -> None:
         self._module = module
         self._on_news = on_news
+        self._silence_s = silence_s
+        self._heard_s = 0.0
+        self._watcher: asyncio.Task[None] | None = None
         self._calls: dict[int, tuple[asyncio.Future[Frame], Callable[[Frame], None]]] = {}
         self._last_id = 0
         self._lost: str | None = "the engine's process is not started"
-        self._last_words = ""
         self._died: ProcessLost | None = None  # what it said itself
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -65,8 +74,9 @@ class EngineProcess:
 
     @property
     def killed(self) -> bool:
-        """Whether it ended by signal 9, as the host's kernel ends who takes too much memory."""
-        return self._process is not None and self._process.returncode == -signal.SIGKILL
+        """Whether another ended it by signal 9, as the host's kernel ends who takes too much memory."""
+        by_us = self._died is not None
+        return self._process is not None and self._process.returncode == -signal.SIGKILL and not by_us
 
     async def start(self, configuration: Mapping[str, Any], *, timeout_s: float) -> Frame:
         """Starts the process and waits until it is ready. Raises ProcessLost with its reason if it is not.
@@ -93,6 +103,7 @@ class EngineProcess:
             raise ProcessLost(str(first.get("failed")))
         self._lost = None
         self._listener = asyncio.create_task(self._listen(reader))
+        self._watcher = asyncio.create_task(self._watch())
         return dict(first["ready"])
 
     async def call(self, frame: Mapping[str, Any], on_message: Callable[[Frame], None]) -> Frame:
@@ -102,6 +113,8 @@ class EngineProcess:
         """
         if self._lost is not None:
             raise ProcessLost(self._lost)
+        if not self._calls:
+            self._heard_s = time.monotonic()  # its silence before had no reason to end
         self._last_id += 1
         number = self._last_id
         self._send({"id": number, **frame})
@@ -117,9 +130,10 @@ class EngineProcess:
     async def close(self) -> None:
         """Ends the process and waits until it is gone; calls still waiting raise ProcessLost. Idempotent."""
         self._fail_calls(ProcessLost("the engine is closed"))
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        for task in (self._listener, self._watcher):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._ending()
 
     async def _launch(self) -> asyncio.StreamReader:
@@ -137,10 +151,27 @@ class EngineProcess:
         if self._writer is not None:
             self._writer.write(encode(frame))
 
+    async def _watch(self) -> None:
+        """Kills a process that hangs. What reads its messages then sees its end, and fails the calls."""
+        while self._lost is None:
+            await asyncio.sleep(self._silence_s / _LOOKS)
+            if self._calls and time.monotonic() - self._heard_s >= self._silence_s and self._process is not None:
+                self._died = ProcessLost(
+                    f"the engine hangs: it came no further for {self._silence_s:g} s and was ended (if a step of it can "
+                    "take that long, raise timeout_s)"
+                )
+                log.error(
+                    "engine_hangs module=%s calls=%d silence_s=%g", self._module, len(self._calls), self._silence_s
+                )
+                self._process.kill()
+                return
+
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
-                self._deliver(await _read(reader))
+                frame = await _read(reader)
+                self._heard_s = time.monotonic()
+                self._deliver(frame)
         except (EOFError, OSError):
             how = await self._ending()
             self._fail_calls(self._died or ProcessLost(how))

@@ -31,6 +31,7 @@ from .sources import resolve_source
 from .whole_files import cut_short
 
 _START_TIMEOUT_S = 1800.0  # a large model on a cold disk
+DEFAULT_TIMEOUT_S = 600.0  # as everywhere for models that run here
 _ERRORS: dict[str, type[CallError]] = {
     "too_long": TooLong,
     "invalid_request": InvalidRequest,
@@ -46,7 +47,9 @@ class HostedEngine:
     """What the engines of local models share. A kind of engine says how it is configured and asked.
 
     The process is ``python -m process_module``; ``hosted_process.serve`` is its other end. If it dies, the calls in
-    flight raise EngineLost and the next one starts it again.
+    flight raise EngineLost and the next one starts it again. It times its calls (``TimesCalls``): how long one takes
+    depends on what runs beside it, so none is cut off while the engine comes further; when it does not for
+    ``call_timeout_s`` seconds, the process is ended.
     """
 
     kind: ClassVar[str]  # its name among the entry points
@@ -57,6 +60,7 @@ class HostedEngine:
         self.device = device
         self.capacity_rows = capacity_rows
         self.context_tokens = model.context_tokens
+        self.call_timeout_s = model.timeout_s or DEFAULT_TIMEOUT_S
         self.meter = DeviceMeter()
         self.facts: Frame = {}  # what the process said when it was ready: load_s, warm_up_s, pid, and its own
         self.path: Path | None = None
@@ -167,7 +171,7 @@ class HostedEngine:
     # its process
 
     def _new_process(self) -> EngineProcess:
-        return EngineProcess(self.process_module, self.news)
+        return EngineProcess(self.process_module, self.news, silence_s=self.call_timeout_s)
 
     async def _load(self) -> None:
         configuration = {"path": str(self.path), "context_tokens": self.context_tokens, **self.configuration()}

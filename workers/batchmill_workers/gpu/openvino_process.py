@@ -24,6 +24,7 @@ from batchmill_workers.gpu.sampling import check_fits, cut_at_stop
 
 _FINISH_REASONS = {"STOP": "stop", "LENGTH": "length", "TOOL_CALL": "tool_calls"}
 _REFUSALS = (RuntimeError, TypeError, ValueError)  # OpenVINO's and its binding's, for what they cannot take
+_TELL_EVERY_S = 0.5
 _MORE_CACHE = "raise options.cache_gb, or set it to 0"
 
 
@@ -62,6 +63,8 @@ class Batch:
         self._line = Line(places=options.capacity_rows, prefixes=options.prefix_caching)
         self._rows: dict[int, Row] = {}  # those that wait, too
         self._refused: dict[str, str] = {}  # schemas, and why
+        self._told_s = 0.0
+        self._told_rows: int | None = None
 
     def run(self) -> None:
         """Takes what has come, steps once, sends what is finished, and so on until the worker is gone."""
@@ -73,6 +76,7 @@ class Batch:
             if self._pipeline.has_non_finished_requests():
                 self._step()
             self._harvest()
+            self._tell()
 
     def _read(self, frame: Frame) -> None:
         number = frame["id"]
@@ -176,6 +180,13 @@ class Batch:
                 "first_token_ns": row.first_token_ns,
             }
         )
+
+    def _tell(self) -> None:
+        """Says every half second that the batch came further, since rows may take minutes to their ends; and its last."""
+        now_s, rows = time.monotonic(), self._line.in_batch or None
+        if (rows != self._told_rows and rows is None) or (rows and now_s - self._told_s >= _TELL_EVERY_S):
+            self._told_s, self._told_rows = now_s, rows
+            self._channel.send({"figures": {"batch_rows": rows}})
 
     def _fail(self, number: int, kind: str, message: str) -> None:
         self._channel.send(failure(number, kind, message))

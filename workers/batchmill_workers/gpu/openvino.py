@@ -27,7 +27,8 @@ _NOT_OURS = (
 class OpenVinoEngine(HostedEngine):
     """One model on one device, in a process of its own; rows of all chunks run in one continuous batch.
 
-    With the default options a greedy answer does not depend on what else is in the batch.
+    A greedy answer does not depend on what else is in the batch where ``dynamic_quantization`` is off, or unknown to
+    the processor.
     """
 
     kind = "openvino"

@@ -15,7 +15,7 @@ def build_pipeline(path: Path, device: str, options: OpenVinoOptions) -> Any:
     import openvino_genai
 
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(path), _scheduler(openvino_genai.SchedulerConfig(), options), device, _properties(options, device)
+        str(path), _scheduler(openvino_genai.SchedulerConfig(), options), device, device_properties(options, device)
     )
     if options.chat_template:
         pipeline.get_tokenizer().set_chat_template(options.chat_template)
@@ -42,12 +42,15 @@ def _scheduler(config: Any, options: OpenVinoOptions) -> Any:
     return config
 
 
-def _properties(options: OpenVinoOptions, device: str) -> dict[str, Any]:
+def device_properties(options: OpenVinoOptions, device: str) -> dict[str, Any]:
+    """OpenVINO's properties of the device; its GPU plugin refuses those that are the processor's."""
     if device != "CPU":
         return {}
     properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": options.inference_precision,
         "KV_CACHE_PRECISION": options.kv_cache_precision,
     }
+    if not options.dynamic_quantization:
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
     threads = options.threads or int(os.environ.get("OMP_NUM_THREADS") or 0)
     return {**properties, "INFERENCE_NUM_THREADS": threads} if threads else properties

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
+from pathlib import Path
 
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError
 from batchmill_core.request import Request
 
 from .chat import text_messages
+from .device_memory import DeviceMemory
 from .frames import Frame
 from .gguf import architecture
+from .host_memory import host_memory
 from .hosted import HostedEngine
+from .model_memory import Needs, needs_of
 from .openvino_options import OpenVinoOptions
 from .sampling import Sampling
 
+_LEAST_ROWS, _MOST_ROWS = 8, 128  # more make every row slower, and the processor hardly faster
+_ROWS_OF_GPU = 64  # whose memory we do not know
+_ROW_TOKENS = 1024  # of a usual row, prompt and answer together
 _GGUF_KNOWN = ("llama", "qwen2", "qwen3")  # those that it surely reads
 
 
@@ -37,7 +45,7 @@ class OpenVinoEngine(HostedEngine):
     def __init__(self, *, model: ModelEntry, device: str = "cpu") -> None:
         self._options = OpenVinoOptions.parse(model.options, model=model.name)
         name = openvino_device(device, model=model.name)
-        super().__init__(model=model, device=name, capacity_rows=self._options.capacity_rows)
+        super().__init__(model=model, device=name, capacity_rows=self._options.capacity_rows or _MOST_ROWS)
 
     def check(self) -> None:
         if importlib.util.find_spec("openvino_genai") is None:
@@ -46,6 +54,9 @@ class OpenVinoEngine(HostedEngine):
             )
 
     def configuration(self) -> Frame:
+        if not self._options.capacity_rows:
+            self._options = replace(self._options, capacity_rows=_rows_side_by_side(self.model, self.path, self.device))
+            self.capacity_rows = self._options.capacity_rows
         return {"device": self.device, "options": self._options.as_dict()}
 
     def in_words(self, fault: str) -> str:
@@ -65,6 +76,20 @@ class OpenVinoEngine(HostedEngine):
             "sampling": Sampling.from_params(request.params).as_dict(),
             "schema": request.schema,
         }
+
+
+def rows_by_memory(needs: Needs, memory: DeviceMemory | None) -> int:
+    """How many usual rows may be computed side by side: half of the memory that the weights leave is their cache's."""
+    if memory is None or not needs.row:
+        return _MOST_ROWS
+    cache_bytes = (memory.free_bytes - needs.weights - needs.runtime) // 2
+    return max(_LEAST_ROWS, min(_MOST_ROWS, cache_bytes * needs.row_tokens // (needs.row * _ROW_TOKENS)))
+
+
+def _rows_side_by_side(model: ModelEntry, path: Path | None, device: str) -> int:
+    if device != "CPU" or path is None:
+        return _ROWS_OF_GPU
+    return rows_by_memory(needs_of(model, path, device="cpu"), host_memory())
 
 
 def openvino_device(device: str, *, model: str) -> str:

@@ -15,6 +15,9 @@ _PRECISION = one_of("f32", "f16", "bf16", "u8")
 class OpenVinoOptions:
     """Settings of the continuous batching scheduler and of the device.
 
+    ``capacity_rows`` 0 takes as many as memory has room for, see ``openvino.rows_by_memory``. A step must have room for
+    a token of each of them and for prompts beside: ``max_batched_tokens`` 512.
+
     The key-value cache is f32 on the processor: OpenVINO's default there, u8, made 13 of 48 greedy answers of
     SmolLM2 depend on what else was in the batch, and f16 made one; f32 none, at the same tokens per second and four
     times the cache's memory. ``cache_gb`` 0 lets it grow as rows need it. A prefix that prompts share is computed
@@ -27,8 +30,8 @@ class OpenVinoOptions:
     12 of 24 greedy answers were the same together and alone with it, and all without; others do not have it.
     """
 
-    capacity_rows: Annotated[int, whole(1)] = 64
-    max_batched_tokens: Annotated[int, whole(1)] = 256
+    capacity_rows: Annotated[int, whole(0)] = 0
+    max_batched_tokens: Annotated[int, whole(1)] = 512
     cache_gb: Annotated[int, whole(0)] = 0
     prefix_caching: Annotated[bool, FLAG] = True
     split_prompts: Annotated[bool, FLAG] = True

@@ -155,6 +155,23 @@ def test_a_row_that_was_cancelled_is_remembered_when_another_batch_ends(make: Ma
     assert [numbers(take(batcher)), numbers(take(batcher))] == [[2], [3, 4]]
 
 
+def test_the_halves_of_a_batch_that_failed_come_before_other_rows_until_one_row_fails_alone(
+    make: Callable[..., Batcher],
+) -> None:
+    batcher = make()
+    put(batcher, 1, 2, 3, 4)
+    batch = take(batcher)
+    put(batcher, 5)
+    batcher.cancel(4)
+    assert batcher.failed(batch, answered=[1]) is None
+    first, second = take(batcher), take(batcher)
+    ended = batcher.failed(first)
+
+    assert (numbers(first), numbers(second), numbers(take(batcher))) == ([2], [3], [5])
+    assert ended is not None
+    assert ended.number == 2
+
+
 def test_a_device_that_computes_takes_what_is_due_without_waiting(make: Make) -> None:
     batcher = make(PATIENT)
     assert batcher.take(0) is None

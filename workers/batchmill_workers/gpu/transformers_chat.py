@@ -19,7 +19,15 @@ from batchmill_workers.gpu.transformers_answer import Guide, Prompt
 from batchmill_workers.gpu.transformers_choice import Choice
 from batchmill_workers.gpu.transformers_decoding import Decoder, DecodingRun
 from batchmill_workers.gpu.transformers_guided import Grammars, available, vocabulary_of
-from batchmill_workers.gpu.transformers_loading import end_tokens, load_model, load_tokenizer, pad_token
+from batchmill_workers.gpu.transformers_loading import (
+    check_known,
+    end_tokens,
+    known_tokens,
+    learned_positions,
+    load_model,
+    load_tokenizer,
+    pad_token,
+)
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 from batchmill_workers.gpu.transformers_work import Piece
 
@@ -41,7 +49,8 @@ class Chat:
         self._tokenizer = tokenizer
         self._template = template or None
         self._defaults = generation_defaults(model)
-        ends = end_tokens(tokenizer, model)
+        ends = end_tokens(tokenizer, model, self._template)
+        self._known, self._unwritten = known_tokens(model), unwritten(tokenizer)
         self._decoder = Decoder(model, ends=ends, pad=pad_token(tokenizer, model), decode=self._decode)
         self._asked_to_guide, self._said_unguided = guided, False
         can = guided and available()
@@ -52,12 +61,14 @@ class Chat:
         tokens = prompt_tokens(self._tokenizer, frame["messages"], template=self._template)
         if not tokens:
             raise InvalidRequest("the model's chat template makes an empty prompt of the messages")
+        check_known(tokens, self._known)
         max_tokens = room(len(tokens), sampling["max_tokens"], self.context_tokens)
         prompt = Prompt(
             tokens=tokens,
             max_tokens=max_tokens,
             choice=Choice.of(sampling, self._defaults),
             stop=tuple(sampling["stop"]),
+            ends=frozenset(self._unwritten[text] for text in sampling["stop"] if text in self._unwritten),
             guide=self._guide(frame["schema"]),
         )
         prefix = ",".join(map(str, tokens[:_PREFIX_TOKENS]))
@@ -101,8 +112,14 @@ def load_chat(path: Path, device: str, options: TransformersOptions, context_tok
     if not tokenizer.chat_template and not options.chat_template:
         raise ValueError("the model has no chat template; give one as options.chat_template")
     model = load_model(transformers.AutoModelForCausalLM, path, device, options)
-    known = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    asked = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    known = min((one for one in (asked, learned_positions(model)) if one), default=None)
     return Chat(model, tokenizer, context_tokens=known, template=options.chat_template, guided=options.guided)
+
+
+def unwritten(tokenizer: Any) -> Mapping[str, int]:
+    """The tokens that stand in no answer's text, by their own: as a stop text such a one ends an answer as a token."""
+    return {added.content: token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
 
 
 def generation_defaults(model: Any) -> Mapping[str, Any]:

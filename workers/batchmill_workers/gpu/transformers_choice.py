@@ -11,6 +11,7 @@ import torch
 
 from batchmill_workers.gpu.transformers_penalties import Penalties
 
+NO_TOKEN = -1
 _ALL = 1 << 30  # more than any vocabulary has tokens
 _LIKELIEST = 1024  # tokens that are looked at first for top-p
 
@@ -78,9 +79,11 @@ class Choosing:
         """The next token of each row of ``logits`` (rows, vocabulary), on their device.
 
         Order as in Hugging Face's and vLLM's samplers: penalties, temperature, top-k, top-p, min-p. For a row that
-        penalizes, its tokens count as said in its answer from then on.
+        penalizes, its tokens count as said in its answer from then on. A row whose logits are no numbers, or which may
+        say nothing, gets ``NO_TOKEN``: whatever was chosen for it would be no answer of the model's.
         """
         logits = logits.float()
+        can_choose = logits.amax(dim=-1).isfinite()  # NaN is the highest of all, and without any token -inf is
         if self._penalized:
             if self._penalties is None:
                 self._penalties = Penalties(self._rows, self._penalized, logits)
@@ -88,7 +91,7 @@ class Choosing:
         tokens = self._tokens(logits)
         if self._penalties is not None:
             self._penalties.note(tokens)
-        return tokens
+        return tokens.masked_fill(~can_choose, NO_TOKEN)
 
     def _tokens(self, logits: torch.Tensor) -> torch.Tensor:
         if len(self._groups) == 1 and self._groups[0].index is None:

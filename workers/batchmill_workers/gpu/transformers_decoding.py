@@ -20,9 +20,9 @@ import torch
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.transformers_answer import Answer, Decode, Prompt
-from batchmill_workers.gpu.transformers_choice import Choosing
+from batchmill_workers.gpu.transformers_choice import NO_TOKEN, Choosing
 from batchmill_workers.gpu.transformers_guided import held
-from batchmill_workers.gpu.transformers_work import Answered
+from batchmill_workers.gpu.transformers_work import Answered, broken
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # since transformers 5.24; before; of Mamba before
 _LEAVE_SHARE = 8  # rows that are done are taken out of the cache when they are one of so many: each time copies it
@@ -86,10 +86,10 @@ class DecodingRun:
     def __init__(self, decoder: Decoder, items: Sequence[Item]) -> None:
         self._decoder = decoder
         self._items = list(items)
-        self._answers = [Answer(prompt=_prompt(item), ends=decoder.ends) for item in items]
+        prompts = [_prompt(item) for item in items]
+        self._answers = [Answer(prompt=one, ends=decoder.ends | one.ends) for one in prompts]
         self._cache: Any = None
-        prompts = [answer.prompt.tokens for answer in self._answers]
-        self._tokens, self._mask = left_padded(prompts, decoder.pad, decoder.model.device)
+        self._tokens, self._mask = left_padded([one.tokens for one in prompts], decoder.pad, decoder.model.device)
         self._positions = (self._mask.cumsum(-1) - 1).clamp(min=0)
         self._choosing = self._chooses()
         self._dropped: frozenset[int] = frozenset()
@@ -118,7 +118,7 @@ class DecodingRun:
     def _compute(self) -> _Chosen:
         logits, self._cache = self._decoder.forward(self._tokens, self._mask, self._positions, self._cache)
         chosen = self._choosing.choose(self._held(logits.to(self._tokens.device)))
-        self._tokens = chosen[:, None]
+        self._tokens = chosen.clamp(min=0)[:, None]  # what a row without a token reads next does not matter
         self._mask = torch.cat([self._mask, self._mask.new_ones((len(chosen), 1))], dim=-1)
         self._positions = self._positions[:, -1:] + 1
         return _Chosen.of(chosen, list(zip(self._items, self._answers, strict=True)))
@@ -130,7 +130,12 @@ class DecodingRun:
     def _tell(self, told: _Chosen, answered: Answered) -> None:
         tokens, now_ns = told.tokens(), time.monotonic_ns()
         for (item, answer), token in zip(told.rows, tokens, strict=True):
-            if self._runs(item, answer) and answer.add(token, now_ns, self._decoder.decode):
+            if not self._runs(item, answer):
+                continue
+            if token == NO_TOKEN:
+                answer.finish_reason = "error"
+                answered(item, broken(answer.without_token()))
+            elif answer.add(token, now_ns, self._decoder.decode):
                 answered(item, answer.fields(self._decoder.decode))
 
     def _runs(self, item: Item, answer: Answer) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,16 @@ import transformers
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
-from batchmill_workers.gpu.transformers_loading import load_model, load_tokenizer, pad_token
-from batchmill_workers.gpu.transformers_once import OnceRun, padded, read_texts
+from batchmill_workers.gpu.transformers_loading import (
+    give_pad_token,
+    known_tokens,
+    learned_positions,
+    load_model,
+    load_tokenizer,
+)
+from batchmill_workers.gpu.transformers_once import NOT_FINITE, OnceRun, padded, plain_tokens, read_texts
 from batchmill_workers.gpu.transformers_options import TransformersOptions
-from batchmill_workers.gpu.transformers_work import Piece
+from batchmill_workers.gpu.transformers_work import Piece, broken
 
 
 class Classifier:
@@ -28,9 +35,16 @@ class Classifier:
         self.context_tokens = context_tokens
         self._tokenizer = tokenizer
         self._truncate = truncate
+        self._known = known_tokens(model)
 
     def read(self, frame: Frame) -> list[Piece]:
-        return read_texts(self._tokenizer, frame["inputs"], context=self.context_tokens, truncate=self._truncate)
+        return read_texts(
+            plain_tokens(self._tokenizer),
+            frame["inputs"],
+            context=self.context_tokens,
+            truncate=self._truncate,
+            known=self._known,
+        )
 
     def begin(self, items: Sequence[Item]) -> OnceRun:
         return OnceRun(items, self._labels)
@@ -41,7 +55,12 @@ class Classifier:
     def _labels(self, items: Sequence[Item]) -> list[Frame]:
         logits = self.model(**padded(self._tokenizer, items, self.model.device)).logits.float()
         rows = scores_of(logits, self.model.config).tolist()
-        return [{"text": labelled(row, self.model.config.id2label), "finish_reason": "stop"} for row in rows]
+        return [self._label(row) for row in rows]
+
+    def _label(self, scores: list[float]) -> Frame:
+        if not all(map(math.isfinite, scores)):
+            return broken(NOT_FINITE)
+        return {"text": labelled(scores, self.model.config.id2label), "finish_reason": "stop"}
 
 
 def scores_of(logits: torch.Tensor, config: Any) -> torch.Tensor:
@@ -57,7 +76,9 @@ def scores_of(logits: torch.Tensor, config: Any) -> torch.Tensor:
 def labelled(scores: Sequence[float], names: dict[int, str]) -> str:
     """The answer as JSON: the best label, its score, and the scores of all labels, the best first."""
     ordered = sorted(enumerate(scores), key=lambda pair: (-pair[1], pair[0]))
-    ranked = {str(names.get(i, f"LABEL_{i}")): score for i, score in ordered}
+    ranked: dict[str, float] = {}
+    for i, score in ordered:
+        ranked.setdefault(str(names.get(i, f"LABEL_{i}")), score)  # of two labels with one name the better score
     label = next(iter(ranked))
     return json.dumps({"label": label, "score": ranked[label], "scores": ranked}, ensure_ascii=False)
 
@@ -66,11 +87,10 @@ def load_classifier(path: Path, device: str, options: TransformersOptions, conte
     """Raises what loading raises."""
     tokenizer = load_tokenizer(path, options)
     model = load_model(transformers.AutoModelForSequenceClassification, path, device, options)
-    pad = pad_token(tokenizer, model)
+    pad = give_pad_token(tokenizer, model)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad  # decoder models look for the last token that is not padding
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    known = [one for one in (context_tokens, longest, tokenizer.model_max_length) if one and one < 1 << 30]
+    asked = (context_tokens, longest, tokenizer.model_max_length, learned_positions(model))
+    known = [one for one in asked if one and one < 1 << 30]
     return Classifier(model, tokenizer, context_tokens=min(known, default=None), truncate=options.truncate)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from batchmill_core.errors import InvalidRequest
 from batchmill_workers.gpu.host_memory import host_memory
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 
@@ -90,13 +91,17 @@ def _place(path: Path) -> tuple[str, Mapping[str, str]]:
     return (str(path.parent), {"gguf_file": path.name}) if path.is_file() else (str(path), {})
 
 
-def end_tokens(tokenizer: Any, model: Any) -> frozenset[int]:
-    """All tokens that end an answer: the settings' one or several, and those by which the chat template ends a turn."""
+def end_tokens(tokenizer: Any, model: Any, template: str | None = None) -> frozenset[int]:
+    """All tokens that end an answer: the settings' one or several, and those by which the chat template ends a turn.
+
+    ``template`` None is the tokenizer's own.
+    """
     found: set[int] = set()
     for one in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(one, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
-    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    if template is None:
+        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
     vocabulary = tokenizer.get_vocab()
     found.update(vocabulary[text] for text in _TURN_ENDS if text in template and text in vocabulary)
     return frozenset(found)
@@ -104,6 +109,49 @@ def end_tokens(tokenizer: Any, model: Any) -> frozenset[int]:
 
 # Files often name the end of a text as the only end and forget the end of a turn, which then is never recognised.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|end_of_turn|>", "<|eot|>", "<|return|>")
+
+
+def known_tokens(model: Any) -> int | None:
+    """How many tokens the model reads, which may be fewer than its tokenizer writes; None where it does not say."""
+    try:
+        return int(model.get_input_embeddings().weight.shape[0])
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def check_known(tokens: Sequence[int], known: int | None) -> None:
+    """Raises InvalidRequest for a token that the model has no vector for.
+
+    On a processor it would end the batch in which it is, on a GPU the whole process.
+    """
+    if known is not None and tokens and max(tokens) >= known:
+        raise InvalidRequest(
+            f"the text has token {max(tokens)}, but the model knows {known} tokens only: its tokenizer is another model's, "
+            "or was given tokens that the model was not"
+        )
+
+
+def learned_positions(model: Any) -> int | None:
+    """How many tokens a model with a table of positions can read; None for one that computes them.
+
+    Some tables begin with places that no token gets: RoBERTa's up to the one for padding, BART's and OPT's first two.
+    """
+    for name, table in model.named_modules():
+        if name.rpartition(".")[2] in _POSITION_TABLES and isinstance(table, torch.nn.Embedding):
+            unused = getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1
+            return int(table.num_embeddings) - int(unused)
+    return None
+
+
+_POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+
+
+def give_pad_token(tokenizer: Any, model: Any) -> int:
+    """`pad_token`, and the tokenizer pads with it."""
+    pad = pad_token(tokenizer, model)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+    return pad
 
 
 def pad_token(tokenizer: Any, model: Any) -> int:

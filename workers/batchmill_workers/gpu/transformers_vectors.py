@@ -7,30 +7,47 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy
 from sentence_transformers import SentenceTransformer
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
-from batchmill_workers.gpu.transformers_loading import attention, device_map, precision
-from batchmill_workers.gpu.transformers_once import OnceRun, padded, read_texts
+from batchmill_workers.gpu.transformers_loading import (
+    attention,
+    device_map,
+    give_pad_token,
+    known_tokens,
+    learned_positions,
+    precision,
+)
+from batchmill_workers.gpu.transformers_once import NOT_FINITE, OnceRun, TokensOf, padded, plain_tokens, read_texts
 from batchmill_workers.gpu.transformers_options import TransformersOptions
-from batchmill_workers.gpu.transformers_work import Piece
+from batchmill_workers.gpu.transformers_work import Piece, broken
 
 
 class Embedder:
-    """A loaded embedding model. A text gets the model's default prompt, if its configuration names one."""
+    """A loaded embedding model. A text gets the model's default prompt, if its configuration names one.
+
+    ``renders``: texts are put into the model's chat template, as sentence-transformers saved it.
+    """
 
     task = "embed"
 
-    def __init__(self, model: Any, *, context_tokens: int | None, truncate: bool) -> None:
+    def __init__(self, model: Any, *, context_tokens: int | None, truncate: bool, renders: bool = False) -> None:
         self.model = model
         self.context_tokens = context_tokens
         self._truncate = truncate
         self._prompt = (model.prompts or {}).get(model.default_prompt_name) or ""
+        self._renders = renders
+        self._features: dict[str, Any] = {}
+        if self._prompt and not renders:
+            self._features["prompt_length"] = _length(model.tokenizer, self._prompt)
+        self._known = known_tokens(model[0].auto_model)
 
     def read(self, frame: Frame) -> list[Piece]:
-        texts = [self._prompt + text for text in frame["inputs"]]
-        return read_texts(self.model.tokenizer, texts, context=self.context_tokens, truncate=self._truncate)
+        tokens_of: TokensOf = self._rendered if self._renders else plain_tokens(self.model.tokenizer)
+        texts = frame["inputs"] if self._renders else [self._prompt + text for text in frame["inputs"]]
+        return read_texts(tokens_of, texts, context=self.context_tokens, truncate=self._truncate, known=self._known)
 
     def begin(self, items: Sequence[Item]) -> OnceRun:
         return OnceRun(items, self._vectors)
@@ -38,10 +55,32 @@ class Embedder:
     def merge(self, parts: Sequence[Frame]) -> Frame:
         return {"vectors": [part["vector"] for part in parts]}
 
+    def _rendered(self, texts: Sequence[str], **cut: Any) -> list[list[int]]:
+        """As sentence-transformers reads texts for a model with a chat template: each as a user's message."""
+
+        def read(text: str) -> list[int]:
+            features = self.model.preprocess([text], prompt=self._prompt or None, processing_kwargs={"text": cut})
+            tokens: list[int] = features["input_ids"][0].tolist()
+            return tokens
+
+        return [read(text) for text in texts]
+
     def _vectors(self, items: Sequence[Item]) -> list[Frame]:
-        features = padded(self.model.tokenizer, items, self.model.device)
+        features = padded(self.model.tokenizer, items, self.model.device) | self._features
         vectors = self.model(features)["sentence_embedding"].float().cpu().numpy()
-        return [{"vector": base64.b64encode(one.astype("<f4").tobytes()).decode()} for one in vectors]
+        return [_part(vector) for vector in vectors]
+
+
+def _part(vector: Any) -> Frame:
+    if not numpy.isfinite(vector).all():
+        return broken(NOT_FINITE)
+    return {"vector": base64.b64encode(vector.astype("<f4").tobytes()).decode()}
+
+
+def _length(tokenizer: Any, prompt: str) -> int:
+    """Tokens of a prompt before a text, the one that ends a text left out: some models pool the text's alone."""
+    tokens = tokenizer(prompt, verbose=False)["input_ids"]
+    return len(tokens) - (tokens[-1] in tokenizer.all_special_ids)
 
 
 def load_embedder(path: Path, device: str, options: TransformersOptions, context_tokens: int | None) -> Embedder:
@@ -58,6 +97,9 @@ def load_embedder(path: Path, device: str, options: TransformersOptions, context
             **({"device_map": placed} if placed == "auto" else {}),
         },
     ).eval()
-    own = model.get_max_seq_length()
-    known = [one for one in (context_tokens, own) if one]
-    return Embedder(model, context_tokens=min(known, default=None), truncate=options.truncate)
+    inner = model[0].auto_model
+    give_pad_token(model.tokenizer, inner)
+    known = [one for one in (context_tokens, model.get_max_seq_length(), learned_positions(inner)) if one]
+    # A plain encoder's chat template is for its next of kin that chat: it embeds texts as they are.
+    renders = (path / "modules.json").exists() and "message" in getattr(model[0], "modality_config", ())
+    return Embedder(model, context_tokens=min(known, default=None), truncate=options.truncate, renders=renders)

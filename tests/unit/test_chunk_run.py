@@ -39,6 +39,7 @@ class HeldLane:
     """A lane with ``places`` in flight whose calls end when the test lets them."""
 
     embed_rows = 64
+    side_by_side = 1
     book_tokens = math.inf
     pause = 0.0
 
@@ -218,7 +219,7 @@ def test_rows_that_have_an_answer_are_not_asked_again(bench: Bench) -> None:
 def booked(run: ChunkRun, row: int) -> NewCall:
     """The first call of an attempt, for one row."""
     one = unit(run, row)
-    one.seq, one.bound_nanousd = 1, bound_of(one, run.spec, run.step)
+    one.seq, one.bound_nanousd = 1, bound_of(one, run.spec, run.step, side_by_side=1)
     return new_call(one, run.claim, run.step, worker=run.host.worker_name)
 
 
@@ -429,7 +430,22 @@ def test_the_bound_of_a_call(bench: Bench) -> None:
     bench.submit(1)
     run = bench.load()
 
-    assert bound_of(unit(run, 0), run.spec, run.step) == BOUND
+    assert bound_of(unit(run, 0), run.spec, run.step, side_by_side=1) == BOUND
+
+
+@pytest.mark.parametrize(
+    ("rows", "side_by_side", "seconds"),
+    [(1, 1, 120.0), (1, 64, 120.0 / 64), (32, 64, 60.0), (64, 64, 120.0), (64, 8, 120.0)],
+)
+def test_on_a_device_the_bound_is_the_rows_share_of_its_timeout(
+    bench: Bench, rows: int, side_by_side: int, seconds: float
+) -> None:
+    bench.submit(1)
+    run = bench.load()
+    step = replace(run.step, price=None, device_nanousd_per_hour=3_600_000, timeout_s=120.0)
+    several = Unit(items=unit(run, 0).items * rows)
+
+    assert bound_of(several, run.spec, step, side_by_side=side_by_side) == math.ceil(1000 * seconds)
 
 
 @pytest.mark.parametrize(

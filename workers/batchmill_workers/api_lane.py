@@ -27,6 +27,7 @@ class ApiLane:
     """One provider account."""
 
     embed_rows = EMBED_ROWS
+    side_by_side = 1
 
     def __init__(self, account: Account, catalog: Catalog, settings: Settings) -> None:
         self.account = account

@@ -50,12 +50,18 @@ def new_call(unit: Unit, claim: Claim, step: Step, *, worker: str) -> NewCall:
     )
 
 
-def bound_of(unit: Unit, spec: Spec, step: Step) -> int | None:
-    """The most in nano-USD that the unit's next call can cost; None without a price or without max_tokens."""
+def bound_of(unit: Unit, spec: Spec, step: Step, *, side_by_side: int) -> int | None:
+    """The most in nano-USD that the unit's next call can cost; None without a price or without max_tokens.
+
+    On a device it is the rows' share of ``timeout_s`` seconds of it, ``side_by_side`` rows being computed together.
+    Bounds by the whole of them would let a budget of an hour's cost keep six rows on the device. So a row that runs
+    alone for longer than its share can cost more than was held for it, which the next booking then sees.
+    """
     if step.price is None:
         if step.device_nanousd_per_hour is None:
             return None
-        return -(-int(step.timeout_s * 1e9) * step.device_nanousd_per_hour // _NS_PER_HOUR)
+        device_ns = int(step.timeout_s * 1e9) * min(side_by_side, len(unit.items))
+        return -(-device_ns * step.device_nanousd_per_hour // (_NS_PER_HOUR * side_by_side))
     output = output_bound({**spec.params, **unit.items[0].request.params}) if spec.task is TaskKind.CHAT else 0
     if output is None:
         return None

@@ -277,8 +277,10 @@ class ChunkRun:
 
     async def _book(self, units: Sequence[Unit]) -> int:
         """Books the next call of each unit; answers how many may be sent, waiting for the budget if it must."""
+        shared = self._lane.side_by_side
         for unit in units:
-            unit.seq, unit.bound_nanousd = next(self._seqs), bound_of(unit, self.spec, self.step)
+            unit.seq = next(self._seqs)
+            unit.bound_nanousd = bound_of(unit, self.spec, self.step, side_by_side=shared)
         calls = [new_call(u, self.claim, self.step, worker=self.host.worker_name) for u in units]
         while True:
             alone = not self._in_flight_here()

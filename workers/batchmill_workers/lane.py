@@ -25,6 +25,10 @@ class Lane(Protocol):
     book_rows: int  # how many rows are booked in the ledger together, before they stand in line
     book_tokens: float  # and at most so many tokens, unless it is one row
 
+    @property
+    def side_by_side(self) -> int:
+        """How many rows share what a device costs; 1 where each call is paid for by itself."""
+
     async def start(self) -> None: ...
 
     async def close(self) -> None: ...

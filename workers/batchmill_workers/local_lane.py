@@ -70,6 +70,10 @@ class LocalLane:
     async def close(self) -> None:
         await self.engine.close()
 
+    @property
+    def side_by_side(self) -> int:
+        return max(1, self.engine.capacity_rows)
+
     def line_s(self, step: Step) -> float:
         return 0.0
 

@@ -30,7 +30,9 @@ from batchmill_core.usage import Price, Usage
 from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult
 from batchmill_workers import answer as way_of_request
-from batchmill_workers.answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, call_cost
+from batchmill_workers.answer import Handback, QuotaWait, answer, as_call_error
+from batchmill_workers.call_ends import call_cost
+from batchmill_workers.unit import Item, Unit
 from batchmill_workers.validation import compile_schema
 
 PRICE = Price.from_usd_per_mtok({"input": 1, "output": 2})

@@ -23,11 +23,12 @@ from batchmill_db.jobs import JobRecord
 from batchmill_db.ledger import NewCall
 from batchmill_db.session import DatabaseError
 from batchmill_workers import validation
-from batchmill_workers.answer import Handback, Unit, answer
+from batchmill_workers.answer import Handback, answer
 from batchmill_workers.calls import bound_of, new_call, output_bound
 from batchmill_workers.chunk_run import ChunkRun
 from batchmill_workers.claimed import claim_and_load
 from batchmill_workers.handbacks import children_of
+from batchmill_workers.unit import Unit
 from batchmill_workers.window import Window
 from tests.mill import MODEL, QUEUE, Mill, catalog_for, milling
 

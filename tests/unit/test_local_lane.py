@@ -11,8 +11,8 @@ import pytest
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
-from batchmill_workers.answer import Unit
 from batchmill_workers.local_lane import LocalLane
+from batchmill_workers.unit import Unit
 from tests.integration.plugin_engine import install_engine
 
 ENGINE = '''

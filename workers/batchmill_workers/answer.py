@@ -9,52 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from batchmill_core.errors import CallError, CallState, CallTimeout, EngineFailed, EngineLost, MalformedResponse
+from batchmill_core.errors import CallError, CallTimeout, EngineFailed, EngineLost, MalformedResponse
 from batchmill_core.job import Step
-from batchmill_core.request import Completion, Request, RowStatus, TaskKind
-from batchmill_core.usage import Usage, cost, round_half_even, split, split_usage
+from batchmill_core.request import Completion, RowStatus, TaskKind
 from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult
 
 from . import retry, validation
+from .call_ends import abandoned, end_of, failed_end, state_of, void
+from .unit import Item, Unit, share
 
-_NS_PER_HOUR = 3_600_000_000_000
 _MESSAGE_CHARS = 500
-
-
-@dataclass(slots=True)
-class Item:
-    """One row on its way, with what its earlier calls of this round came to."""
-
-    row: int
-    request: Request
-    weight: int = 1  # its part of a call that covers several rows
-    sanitized: bool = False
-    replaces: RowStatus | None = None
-    calls: int = 0
-    cost_nanousd: int | None = None
-    unknown_nanousd: int | None = None
-    usage: Usage | None = None
-    seqs: list[int] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Unit:
-    """The rows of one call. ``seq`` is the booked call that is to be sent next, ``bound_nanousd`` the most it can cost."""
-
-    items: list[Item]
-    tries: int = 0
-    waits: int = 0
-    seq: int = 0
-    bound_nanousd: int | None = None
-    sending: bool = False
-
-    @property
-    def rows(self) -> list[int]:
-        return [i.row for i in self.items]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,19 +78,19 @@ async def answer(unit: Unit, way: Way, *, sleep: Callable[[float], Awaitable[Non
             completion = await way.send(unit)
             rows = _accept(unit, completion, way)
         except QuotaWait as wait:
-            way.save((), [_void(unit)])
+            way.save((), [void(unit)])
             way.hand_back(Handback(rows=unit.rows, wait_s=wait.wait_s, error=wait.reason))
             return
         except asyncio.CancelledError:
-            way.save((), [_abandoned(unit)])
+            way.save((), [abandoned(unit)])
             way.hand_back(Handback(rows=unit.rows))
             return
         except CallError as error:
             if not await _after_error(unit, error, way, sleep):
                 return
         else:
-            end = _end(unit, way.step, state=_state_of(completion), completion=completion)
-            _share(unit, end)
+            end = end_of(unit, way.step, state=state_of(completion), completion=completion)
+            share(unit, end)
             way.save([_result(i, r, way.step) for i, r in zip(unit.items, rows, strict=True)], [end])
             return
 
@@ -130,8 +98,8 @@ async def answer(unit: Unit, way: Way, *, sleep: Callable[[float], Awaitable[Non
 async def _after_error(unit: Unit, error: CallError, way: Way, sleep: Callable[[float], Awaitable[None]]) -> bool:
     """Books how the call ended and decides; True when the unit's next call is booked and may be sent."""
     unit.sending = False
-    end = _failed_end(unit, way.step, error)
-    _share(unit, end)
+    end = failed_end(unit, way.step, error)
+    share(unit, end)
     unit.waits = unit.waits + 1 if error.waits else 0
     unit.tries += 0 if error.waits else 1
     if isinstance(error, EngineLost):
@@ -198,8 +166,8 @@ def _failed(unit: Unit, error: CallError, status: RowStatus, step: Step) -> list
 def given_up(unit: Unit, fault: BaseException, step: Step) -> tuple[list[NewResult], list[CallEnd]]:
     """What a fault of our own on the last try comes to: rows that failed, and a call that may have been billed."""
     error = EngineFailed(f"internal error: {fault!r}"[:_MESSAGE_CHARS])
-    end = _failed_end(unit, step, error)
-    _share(unit, end)
+    end = failed_end(unit, step, error)
+    share(unit, end)
     return _failed(unit, error, RowStatus.FAILED, step), [end]
 
 
@@ -240,99 +208,9 @@ def _checked(text: str, completion: Completion, way: Way) -> str:
     except CallError as error:
         error.usage, error.latency_ms, error.device_ns = completion.usage, completion.latency_ms, completion.device_ns
         error.request_id = completion.request_id
-        error.call_state = _state_of(completion)
+        error.call_state = state_of(completion)
         raise
     return canonical
-
-
-def _state_of(completion: Completion) -> CallState:
-    known = completion.usage is not None or completion.device_ns is not None
-    return CallState.SETTLED if known else CallState.UNKNOWN
-
-
-def _end(unit: Unit, step: Step, *, state: CallState, completion: Completion) -> CallEnd:
-    return CallEnd(
-        seq=unit.seq,
-        state=state,
-        bound_nanousd=unit.bound_nanousd,
-        usage=completion.usage,
-        cost_nanousd=call_cost(step, completion.usage, completion.device_ns),
-        device_ns=completion.device_ns,
-        request_id=completion.request_id,
-        latency_ms=completion.latency_ms,
-        http_status=200 if step.account else None,
-    )
-
-
-def _failed_end(unit: Unit, step: Step, error: CallError) -> CallEnd:
-    settled = error.call_state is CallState.SETTLED
-    return CallEnd(
-        seq=unit.seq,
-        state=error.call_state,
-        bound_nanousd=unit.bound_nanousd,
-        usage=error.usage,
-        cost_nanousd=call_cost(step, error.usage, error.device_ns) if settled else None,
-        device_ns=error.device_ns,
-        wasted=settled,
-        error_kind=error.kind,
-        http_status=error.http_status,
-        request_id=error.request_id,
-        latency_ms=error.latency_ms,
-    )
-
-
-def _void(unit: Unit) -> CallEnd:
-    return CallEnd(seq=unit.seq, state=CallState.VOID, bound_nanousd=unit.bound_nanousd, error_kind="not_sent")
-
-
-def _abandoned(unit: Unit) -> CallEnd:
-    """A call that was cut off by a drain: void if it was not sent yet, else it may have been billed."""
-    if not unit.sending:
-        return _void(unit)
-    end = CallEnd(seq=unit.seq, state=CallState.UNKNOWN, bound_nanousd=unit.bound_nanousd, error_kind="abandoned")
-    _share(unit, end)
-    return end
-
-
-def call_cost(step: Step, usage: Usage | None, device_ns: int | None) -> int | None:
-    """Cost of one call in nano-USD: by tokens where the step has a price, else by device time, else unknown."""
-    if step.price is not None:
-        return None if usage is None else cost(usage, step.price)
-    if step.device_nanousd_per_hour is not None and device_ns is not None:
-        return round_half_even(device_ns * step.device_nanousd_per_hour, _NS_PER_HOUR)
-    return None
-
-
-def _share(unit: Unit, end: CallEnd) -> None:
-    """Gives each row its part of a call that was not void."""
-    if end.state is CallState.VOID:
-        return
-    count = len(unit.items)
-    if count == 1:
-        _add(unit.items[0], end.seq, end.usage, end.cost_nanousd, _unknown_of(end))
-        return
-    weights = [i.weight for i in unit.items]
-    usages: Sequence[Usage | None] = [None] * count if end.usage is None else split_usage(end.usage, weights)
-    costs: Sequence[int | None] = [None] * count if end.cost_nanousd is None else split(end.cost_nanousd, weights)
-    bound = _unknown_of(end)
-    bounds: Sequence[int | None] = [None] * count if bound is None else split(bound, weights)
-    for item, usage, money, unknown in zip(unit.items, usages, costs, bounds, strict=True):
-        _add(item, end.seq, usage, money, unknown)
-
-
-def _unknown_of(end: CallEnd) -> int | None:
-    return end.bound_nanousd if end.state is CallState.UNKNOWN else None
-
-
-def _add(item: Item, seq: int, usage: Usage | None, money: int | None, unknown: int | None) -> None:
-    item.calls += 1
-    item.seqs.append(seq)
-    if usage is not None:
-        item.usage = usage if item.usage is None else item.usage + usage
-    if money is not None:
-        item.cost_nanousd = money + (item.cost_nanousd or 0)
-    if unknown is not None:
-        item.unknown_nanousd = unknown + (item.unknown_nanousd or 0)
 
 
 def _result(item: Item, answer: _Answer, step: Step) -> NewResult:

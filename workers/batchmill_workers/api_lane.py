@@ -14,10 +14,11 @@ from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 from batchmill_core.settings import Settings, api_key
 
-from .answer import QuotaWait, Unit
+from .answer import QuotaWait
 from .api import quota as api_quota
 from .api.engine import ApiEngine
 from .lane import EMBED_ROWS, LINE_S
+from .unit import Unit
 from .window import Window
 
 _TOLD_FOR_S = 70.0  # longer than the longest backoff

@@ -12,7 +12,7 @@ from batchmill_core.usage import upper_bound
 from batchmill_db.chunks import Claim
 from batchmill_db.ledger import NewCall
 
-from .answer import Unit
+from .unit import Unit
 
 _NS_PER_HOUR = 3_600_000_000_000
 

@@ -20,7 +20,7 @@ from batchmill_db.past_calls import Past
 from batchmill_db.results import NewResult
 
 from . import validation
-from .answer import Handback, Item, QuotaWait, Unit, answer, as_call_error, given_up
+from .answer import Handback, QuotaWait, answer, as_call_error, given_up
 from .calls import bound_of, new_call, request_of
 from .claimed import Loaded
 from .failpoints import failpoint
@@ -30,6 +30,7 @@ from .recorder import Recorder, not_sent
 from .stored_rows import KIND as DAMAGED
 from .stored_rows import stored_rows
 from .summary import Summary, Tally
+from .unit import Item, Unit
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 
-from .answer import Unit
+from .unit import Unit
 from .window import Window
 
 EMBED_ROWS = 64

@@ -16,11 +16,11 @@ from batchmill_core.errors import BatchmillError, ConfigurationError, EngineDown
 from batchmill_core.job import Step
 from batchmill_core.request import Completion, Request
 
-from .answer import Unit
 from .deaths import Deaths
 from .gpu import fit
 from .gpu.meter import DeviceMeter
 from .lane import EMBED_ROWS
+from .unit import Unit
 from .window import Window
 
 log = logging.getLogger(__name__)

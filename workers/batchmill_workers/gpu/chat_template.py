@@ -9,7 +9,7 @@ import jinja2
 
 from batchmill_core.errors import InvalidRequest
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
 
 
 def prompt_tokens(
@@ -35,7 +35,7 @@ def prompt_tokens(
     return ids
 
 
-def without_system(messages: Messages) -> list[Mapping[str, str]]:
+def without_system(messages: Messages) -> list[Mapping[str, Any]]:
     """The messages with a leading system message's text put before that of the first user message."""
     if not messages or messages[0]["role"] != "system":
         return list(messages)

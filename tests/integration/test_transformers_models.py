@@ -223,6 +223,15 @@ def test_a_template_of_the_catalogue_says_what_ends_a_turn(tmp_path: Path) -> No
     assert tiny_models.tokenizer().convert_tokens_to_ids("<|im_end|>") in work._decoder.ends
 
 
+def test_the_default_of_several_templates_says_what_ends_a_turn(tmp_path: Path) -> None:
+    tokenizer = tiny_models.tokenizer(template=None)
+    tokenizer.chat_template = {"default": tiny_models.TEMPLATE, "tool_use": "{{ messages }}"}
+    folder = tiny_models.save_llama(tmp_path / "model", template=None)
+    tokenizer.save_pretrained(folder)
+
+    assert tokenizer.convert_tokens_to_ids("<|im_end|>") in loaded(folder)._decoder.ends
+
+
 def test_answers_are_held_to_a_schema_while_they_are_written(tmp_path: Path) -> None:
     properties = {"label": {"enum": ["good", "bad"]}, "stars": {"type": "integer", "minimum": 1, "maximum": 5}}
     schema = {

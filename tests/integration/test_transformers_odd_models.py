@@ -189,6 +189,32 @@ def test_an_embedder_whose_tokenizer_has_no_padding_embeds_texts_of_different_le
     assert first == pytest.approx(second, abs=1e-5)
 
 
+def padding_on_the_left(folder: Path) -> Path:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "padding_side": "left"}))
+    return folder
+
+
+def test_a_vector_does_not_hang_on_the_longest_text_beside_it_where_a_tokenizer_pads_on_the_left(
+    tmp_path: Path,
+) -> None:
+    work = loaded(padding_on_the_left(tiny_models.save_encoder(tmp_path / "model")))
+    (both,) = computed(work, {"inputs": ["a cat", "a longer text about a cat"]})
+    (alone,) = computed(work, {"inputs": ["a cat"]})
+
+    first, second = (floats(base64.b64decode(one)) for one in (both["vectors"][0], alone["vectors"][0]))
+    assert first == pytest.approx(second, abs=1e-5)
+
+
+def test_a_label_does_not_hang_on_the_longest_text_beside_it_where_a_tokenizer_pads_on_the_left(tmp_path: Path) -> None:
+    model = gpt2("GPT2ForSequenceClassification", num_labels=3, pad_token_id=2)
+    work = loaded(padding_on_the_left(saved(tmp_path / "model", model)))
+    first, _ = computed(work, {"inputs": ["a cat"]}, {"inputs": ["a longer text about a cat"]})
+    (alone,) = computed(work, {"inputs": ["a cat"]})
+
+    assert json.loads(first["text"])["scores"] == pytest.approx(json.loads(alone["text"])["scores"], abs=1e-5)
+
+
 # embeddings of a model with a prompt
 
 

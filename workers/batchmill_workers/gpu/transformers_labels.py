@@ -14,11 +14,11 @@ import transformers
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.transformers_loading import (
-    give_pad_token,
     known_tokens,
     learned_positions,
     load_model,
     load_tokenizer,
+    settle_padding,
 )
 from batchmill_workers.gpu.transformers_once import NOT_FINITE, OnceRun, padded, plain_tokens, read_texts
 from batchmill_workers.gpu.transformers_options import TransformersOptions
@@ -87,7 +87,7 @@ def load_classifier(path: Path, device: str, options: TransformersOptions, conte
     """Raises what loading raises."""
     tokenizer = load_tokenizer(path, options)
     model = load_model(transformers.AutoModelForSequenceClassification, path, device, options)
-    pad = give_pad_token(tokenizer, model)
+    pad = settle_padding(tokenizer, model)
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad  # decoder models look for the last token that is not padding
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)

@@ -100,10 +100,10 @@ def end_tokens(tokenizer: Any, model: Any, template: str | None = None) -> froze
     for one in (getattr(model, "generation_config", None), model.config, tokenizer):
         ids = getattr(one, "eos_token_id", None)
         found.update([ids] if isinstance(ids, int) else ids or [])
-    if template is None:
-        template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    own = tokenizer.chat_template or ""
+    texts = template or (own if isinstance(own, str) else "".join(own.values()))  # some have several, by name
     vocabulary = tokenizer.get_vocab()
-    found.update(vocabulary[text] for text in _TURN_ENDS if text in template and text in vocabulary)
+    found.update(vocabulary[text] for text in _TURN_ENDS if text in texts and text in vocabulary)
     return frozenset(found)
 
 
@@ -146,11 +146,16 @@ def learned_positions(model: Any) -> int | None:
 _POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
-def give_pad_token(tokenizer: Any, model: Any) -> int:
-    """`pad_token`, and the tokenizer pads with it."""
+def settle_padding(tokenizer: Any, model: Any) -> int:
+    """`pad_token`, by which the tokenizer pads from now on: on the right where the model has a table of positions.
+
+    Padding on the left would move a text to other positions, so that its answer hung on the longest text of its batch.
+    """
     pad = pad_token(tokenizer, model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+    if learned_positions(model) is not None:
+        tokenizer.padding_side = "right"
     return pad
 
 

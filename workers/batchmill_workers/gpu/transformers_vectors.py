@@ -15,10 +15,10 @@ from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.transformers_loading import (
     attention,
     device_map,
-    give_pad_token,
     known_tokens,
     learned_positions,
     precision,
+    settle_padding,
 )
 from batchmill_workers.gpu.transformers_once import NOT_FINITE, OnceRun, TokensOf, padded, plain_tokens, read_texts
 from batchmill_workers.gpu.transformers_options import TransformersOptions
@@ -98,7 +98,7 @@ def load_embedder(path: Path, device: str, options: TransformersOptions, context
         },
     ).eval()
     inner = model[0].auto_model
-    give_pad_token(model.tokenizer, inner)
+    settle_padding(model.tokenizer, inner)
     known = [one for one in (context_tokens, model.get_max_seq_length(), learned_positions(inner)) if one]
     # A plain encoder's chat template is for its next of kin that chat: it embeds texts as they are.
     renders = (path / "modules.json").exists() and "message" in getattr(model[0], "modality_config", ())

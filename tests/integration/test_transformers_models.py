@@ -93,6 +93,29 @@ def test_a_vector_is_the_same_alone_and_in_a_batch(minilm: EngineHost) -> None:
         assert found == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_first_dimensions_of_a_normalised_vector_have_length_one_again(minilm: EngineHost) -> None:
+    bare = sentence_transformers.SentenceTransformer(
+        str(resolve_source(MINILM)), device="cpu", local_files_only=True
+    ).encode(TEXTS, truncate_dim=64, normalize_embeddings=True)
+    (answer,) = minilm.answer(Request(task=TaskKind.EMBED, inputs=tuple(TEXTS), params={"dimensions": 64}))
+
+    for found, expected in zip(vectors(answer), bare.tolist(), strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_more_dimensions_than_a_model_has_are_refused(minilm: EngineHost) -> None:
+    with pytest.raises(InvalidRequest, match="dimensions is 385, but the model's vectors have 384"):
+        minilm.answer(Request(task=TaskKind.EMBED, inputs=("a cat",), params={"dimensions": 385}))
+
+
+def test_the_first_dimensions_of_a_vector_that_is_not_normalised_stay_as_they_are(tmp_path: Path) -> None:
+    work = loaded(tiny_models.save_encoder(tmp_path / "encoder"))
+    whole, first = computed(work, {"inputs": ["a cat"]}, {"inputs": ["a cat"], "dimensions": 8})
+
+    short, long = (floats(base64.b64decode(one["vectors"][0])) for one in (first, whole))
+    assert short == pytest.approx(long[:8], abs=1e-5)
+
+
 def test_tokens_of_an_embedding_are_counted_without_padding(minilm: EngineHost) -> None:
     (short,) = minilm.answer(embedding("a cat"))
     (both,) = minilm.answer(embedding("a cat", "Rain " * 40))
@@ -112,7 +135,7 @@ def test_a_text_longer_than_the_models_sequence_is_too_long(minilm: EngineHost) 
 def test_a_long_text_is_cut_where_the_catalogue_says_so(tmp_path: Path) -> None:
     (piece,) = loaded(tiny_models.save_encoder(tmp_path / "m"), truncate=True).read({"inputs": ["cat " * 300]})
 
-    assert piece.tokens == len(piece.payload) == tiny_models.CONTEXT
+    assert piece.tokens == len(piece.payload.tokens) == tiny_models.CONTEXT
 
 
 def test_a_model_refuses_what_it_does_not_do(minilm: EngineHost) -> None:

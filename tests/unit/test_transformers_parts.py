@@ -62,6 +62,12 @@ def test_a_sampling_parameter_means_nothing_without_an_answer(task: TaskKind) ->
         engine().message(request)
 
 
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "64"], ids=str)
+def test_dimensions_of_an_embedding_are_a_whole_number_from_one(value: object) -> None:
+    with pytest.raises(InvalidRequest, match="parameter dimensions"):
+        engine().message(Request(task=TaskKind.EMBED, inputs=("x",), params={"dimensions": value}))
+
+
 def test_a_model_refuses_another_task_than_its_own() -> None:
     chat = engine()
     chat.facts = {"task": "chat"}

@@ -13,12 +13,14 @@ from batchmill_core.request import Request, TaskKind
 from batchmill_workers.validation import compile_schema
 
 from .chat import text_messages
+from .engine_options import whole
 from .engine_process import EngineProcess
 from .frames import Frame
 from .hosted import HostedEngine
 from .sampling import Sampling
 from .transformers_options import TransformersOptions
 
+_DIMENSIONS = whole(1)
 _NEEDED = ("torch", "transformers")
 
 
@@ -105,8 +107,12 @@ def _chat(request: Request) -> Frame:
 def _embedding(request: Request) -> Frame:
     if not request.inputs:
         raise InvalidRequest("the request has no text to embed")
-    _no_params(request)
-    return {"inputs": list(request.inputs)}
+    dimensions = request.params.get("dimensions")
+    refusal = None if dimensions is None else _DIMENSIONS.refusal("dimensions", dimensions)
+    if refusal is not None:
+        raise InvalidRequest(f"parameter {refusal}")
+    _no_params(request, but="dimensions")
+    return {"inputs": list(request.inputs), "dimensions": dimensions}
 
 
 def _classification(request: Request) -> Frame:
@@ -119,8 +125,8 @@ def _classification(request: Request) -> Frame:
 _MESSAGES = {TaskKind.CHAT: _chat, TaskKind.EMBED: _embedding, TaskKind.CLASSIFY: _classification}
 
 
-def _no_params(request: Request) -> None:
-    unknown = next(iter(request.params), None)
+def _no_params(request: Request, *, but: str | None = None) -> None:
+    unknown = next((name for name in request.params if name != but), None)
     if unknown is not None:
         raise InvalidRequest(f"parameter {unknown!r} means nothing to task {request.task}; leave it out")
 

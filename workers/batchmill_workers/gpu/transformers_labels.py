@@ -53,7 +53,8 @@ class Classifier:
         return parts[0]
 
     def _labels(self, items: Sequence[Item]) -> list[Frame]:
-        logits = self.model(**padded(self._tokenizer, items, self.model.device)).logits.float()
+        features = padded(self._tokenizer, [item.payload for item in items], self.model.device)
+        logits = self.model(**features).logits.float()
         rows = scores_of(logits, self.model.config).tolist()
         return [self._label(row) for row in rows]
 

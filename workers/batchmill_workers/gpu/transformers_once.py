@@ -74,7 +74,7 @@ def plain_tokens(tokenizer: Any) -> TokensOf:
     return tokens_of
 
 
-def padded(tokenizer: Any, items: Sequence[Item], device: Any) -> dict[str, Any]:
-    """The rows' token ids and attention mask as tensors, padded on the side that the model was made for."""
-    features = tokenizer.pad({"input_ids": [item.payload for item in items]}, padding=True, return_tensors="pt")
+def padded(tokenizer: Any, rows: Sequence[list[int]], device: Any) -> dict[str, Any]:
+    """Token ids and attention mask of rows as tensors, padded on the side that `settle_padding` left."""
+    features = tokenizer.pad({"input_ids": list(rows)}, padding=True, return_tensors="pt")
     return {name: tensor.to(device) for name, tensor in features.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ from batchmill_workers.gpu.transformers_loading import (
 )
 from batchmill_workers.gpu.transformers_once import NOT_FINITE, OnceRun, TokensOf, padded, plain_tokens, read_texts
 from batchmill_workers.gpu.transformers_options import TransformersOptions
-from batchmill_workers.gpu.transformers_work import Piece, broken
+from batchmill_workers.gpu.transformers_work import Piece, broken, refused
+
+_ROUNDING = 0.01  # of bfloat16, which has two decimal digits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A text to embed; of its vector the first ``dimensions`` are wanted (None: all)."""
+
+    tokens: list[int]
+    dimensions: int | None
 
 
 class Embedder:
@@ -47,7 +58,9 @@ class Embedder:
     def read(self, frame: Frame) -> list[Piece]:
         tokens_of: TokensOf = self._rendered if self._renders else plain_tokens(self.model.tokenizer)
         texts = frame["inputs"] if self._renders else [self._prompt + text for text in frame["inputs"]]
-        return read_texts(tokens_of, texts, context=self.context_tokens, truncate=self._truncate, known=self._known)
+        pieces = read_texts(tokens_of, texts, context=self.context_tokens, truncate=self._truncate, known=self._known)
+        wanted = frame.get("dimensions")
+        return [replace(piece, payload=Text(tokens=piece.payload, dimensions=wanted)) for piece in pieces]
 
     def begin(self, items: Sequence[Item]) -> OnceRun:
         return OnceRun(items, self._vectors)
@@ -66,15 +79,30 @@ class Embedder:
         return [read(text) for text in texts]
 
     def _vectors(self, items: Sequence[Item]) -> list[Frame]:
-        features = padded(self.model.tokenizer, items, self.model.device) | self._features
-        vectors = self.model(features)["sentence_embedding"].float().cpu().numpy()
-        return [_part(vector) for vector in vectors]
+        features = padded(self.model.tokenizer, [item.payload.tokens for item in items], self.model.device)
+        vectors = self.model(features | self._features)["sentence_embedding"].float().cpu().numpy()
+        return [_part(vector, item.payload.dimensions) for item, vector in zip(items, vectors, strict=True)]
 
 
-def _part(vector: Any) -> Frame:
+def _part(vector: Any, dimensions: int | None) -> Frame:
     if not numpy.isfinite(vector).all():
         return broken(NOT_FINITE)
+    if dimensions is not None:
+        if dimensions > len(vector):
+            return refused(f"dimensions is {dimensions}, but the model's vectors have {len(vector)}")
+        vector = shortened(vector, dimensions)
     return {"vector": base64.b64encode(vector.astype("<f4").tobytes()).decode()}
+
+
+def shortened(vector: Any, dimensions: int) -> Any:
+    """The first dimensions of a vector of a model that was trained for it; of length 1 again, if it was.
+
+    Source: A. Kusupati et al., Matryoshka Representation Learning, 2022, arXiv:2205.13147.
+    """
+    first = vector[:dimensions]
+    length = numpy.linalg.norm(first)
+    was_one = abs(numpy.linalg.norm(vector) - 1) < _ROUNDING
+    return first / length if was_one and length > 0 else first
 
 
 def _length(tokenizer: Any, prompt: str) -> int:

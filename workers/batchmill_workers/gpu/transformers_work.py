@@ -27,6 +27,11 @@ def broken(message: str) -> Frame:
     return {"error": {"kind": "engine_failed", "message": message}}
 
 
+def refused(message: str) -> Frame:
+    """What a row is answered whose request nobody can answer."""
+    return {"error": {"kind": "invalid_request", "message": message}}
+
+
 class Run(Protocol):
     """A batch on the device."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from batchmill_workers.gpu.device_memory import DeviceMemory
 from batchmill_workers.gpu.model_memory import Needs
-from batchmill_workers.gpu.openvino import rows_by_memory
+from batchmill_workers.gpu.openvino import by_memory
 from batchmill_workers.gpu.openvino_loading import device_properties
 from batchmill_workers.gpu.openvino_options import OpenVinoOptions
 
@@ -29,26 +29,39 @@ def test_a_gpu_is_told_nothing_that_only_processors_know() -> None:
 
 
 GIB = 1 << 30
+NEEDS = Needs(weights=2 * GIB, row=GIB, row_tokens=4096, runtime=0)
+
+
+def host(free_gib: int) -> DeviceMemory:
+    return DeviceMemory(name="this host", total_bytes=free_gib * GIB, free_bytes=free_gib * GIB)
 
 
 @pytest.mark.parametrize(
-    ("free_gib", "rows"),
+    ("free_gib", "cache_gb", "rows"),
     [
-        (80, 128),  # more than that make rows slower, and nothing faster
-        (16, 28),  # (16 - 2) / 2 GiB for the cache, 256 MiB for 1024 tokens
-        (2, 8),  # less than the weights need: that is told by the check of memory, not here
+        (80, 39, 128),  # more rows than that make each slower, and nothing faster
+        (16, 7, 28),  # half of 14 GiB for the cache, 256 MiB for 1024 tokens
+        (3, 1, 8),
+        (1, 1, 8),  # less than the weights need: that is told by the check of memory, not here
     ],
 )
-def test_rows_side_by_side_follow_from_the_memory_that_the_weights_leave(free_gib: int, rows: int) -> None:
-    needs = Needs(weights=2 * GIB, row=GIB, row_tokens=4096, runtime=0)
-    memory = DeviceMemory(name="this host", total_bytes=free_gib * GIB, free_bytes=free_gib * GIB)
+def test_the_cache_and_its_rows_follow_from_the_memory_that_the_weights_leave(
+    free_gib: int, cache_gb: int, rows: int
+) -> None:
+    options = by_memory(OpenVinoOptions(), NEEDS, host(free_gib))
 
-    assert rows_by_memory(needs, memory) == rows
+    assert (options.cache_gb, options.capacity_rows) == (cache_gb, rows)
+
+
+def test_what_the_entry_says_stays_and_the_rest_follows_from_it() -> None:
+    assert by_memory(OpenVinoOptions(cache_gb=4), NEEDS, host(80)).capacity_rows == 16
+    given = by_memory(OpenVinoOptions(capacity_rows=300), NEEDS, host(16))
+    assert (given.cache_gb, given.capacity_rows) == (7, 300)
 
 
 def test_without_knowing_the_memory_or_the_cache_the_most_rows_are_taken() -> None:
-    needs = Needs(weights=GIB, row=0, row_tokens=4096)
-    memory = DeviceMemory(name="this host", total_bytes=GIB, free_bytes=GIB)
+    no_cache = Needs(weights=GIB, row=0, row_tokens=4096)
 
-    assert rows_by_memory(needs, memory) == 128
-    assert rows_by_memory(Needs(weights=GIB, row=1, row_tokens=1), None) == 128
+    assert by_memory(OpenVinoOptions(), no_cache, host(1)).capacity_rows == 128
+    unknown = by_memory(OpenVinoOptions(), NEEDS, None)
+    assert (unknown.cache_gb, unknown.capacity_rows) == (0, 128)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.errors import ConfigurationError
@@ -23,6 +22,7 @@ from .sampling import Sampling
 _LEAST_ROWS, _MOST_ROWS = 8, 128  # more make every row slower, and the processor hardly faster
 _ROWS_OF_GPU = 64  # whose memory we do not know
 _ROW_TOKENS = 1024  # of a usual row, prompt and answer together
+_GIB = 1 << 30
 _GGUF_KNOWN = ("llama", "qwen2", "qwen3")  # those that it surely reads
 
 
@@ -54,10 +54,12 @@ class OpenVinoEngine(HostedEngine):
             )
 
     def configuration(self) -> Frame:
-        if not self._options.capacity_rows:
-            self._options = replace(self._options, capacity_rows=_rows_side_by_side(self.model, self.path, self.device))
-            self.capacity_rows = self._options.capacity_rows
-        return {"device": self.device, "options": self._options.as_dict()}
+        options = self._options
+        if self.device == "CPU" and self.path is not None:
+            options = by_memory(options, needs_of(self.model, self.path, device="cpu"), host_memory())
+        options = replace(options, capacity_rows=options.capacity_rows or _ROWS_OF_GPU)
+        self.capacity_rows = options.capacity_rows
+        return {"device": self.device, "options": options.as_dict()}
 
     def in_words(self, fault: str) -> str:
         if self.path is not None and self.path.is_dir():
@@ -78,18 +80,19 @@ class OpenVinoEngine(HostedEngine):
         }
 
 
-def rows_by_memory(needs: Needs, memory: DeviceMemory | None) -> int:
-    """How many usual rows may be computed side by side: half of the memory that the weights leave is their cache's."""
-    if memory is None or not needs.row:
-        return _MOST_ROWS
-    cache_bytes = (memory.free_bytes - needs.weights - needs.runtime) // 2
-    return max(_LEAST_ROWS, min(_MOST_ROWS, cache_bytes * needs.row_tokens // (needs.row * _ROW_TOKENS)))
+def by_memory(options: OpenVinoOptions, needs: Needs, memory: DeviceMemory | None) -> OpenVinoOptions:
+    """The options with what they leave open: half of the memory that the weights leave is the cache's, at least 1 GiB.
 
-
-def _rows_side_by_side(model: ModelEntry, path: Path | None, device: str) -> int:
-    if device != "CPU" or path is None:
-        return _ROWS_OF_GPU
-    return rows_by_memory(needs_of(model, path, device="cpu"), host_memory())
+    It is not taken before rows need it. As many rows run side by side as it has room for, if they are of usual length;
+    longer ones wait their turn, and are computed again from their beginnings if they had to give way.
+    """
+    if memory is not None and not options.cache_gb:
+        options = replace(options, cache_gb=max(1, (memory.free_bytes - needs.weights - needs.runtime) // 2 // _GIB))
+    if options.capacity_rows:
+        return options
+    usual_row_bytes = needs.row * _ROW_TOKENS // needs.row_tokens
+    fitting = options.cache_gb * _GIB // usual_row_bytes if options.cache_gb and usual_row_bytes else _MOST_ROWS
+    return replace(options, capacity_rows=max(_LEAST_ROWS, min(_MOST_ROWS, fitting)))
 
 
 def openvino_device(device: str, *, model: str) -> str:

@@ -15,12 +15,12 @@ _PRECISION = one_of("f32", "f16", "bf16", "u8")
 class OpenVinoOptions:
     """Settings of the continuous batching scheduler and of the device.
 
-    ``capacity_rows`` 0 takes as many as memory has room for, see ``openvino.rows_by_memory``. A step must have room for
-    a token of each of them and for prompts beside: ``max_batched_tokens`` 512.
+    ``capacity_rows`` 0 takes as many as memory has room for, ``cache_gb`` 0 half of what is free: see
+    ``openvino.by_memory``. A step must have room for a token of each row and for prompts beside: ``max_batched_tokens``.
 
     The key-value cache is f32 on the processor: OpenVINO's default there, u8, made 13 of 48 greedy answers of
     SmolLM2 depend on what else was in the batch, and f16 made one; f32 none, at the same tokens per second and four
-    times the cache's memory. ``cache_gb`` 0 lets it grow as rows need it. A prefix that prompts share is computed
+    times the cache's memory. A prefix that prompts share is computed
     once: 48 greedy answers with prefixes of 250 tokens were the same together in any order, alone, and without that
     cache; see ``openvino_line``. It keeps no more memory than the rows needed at their peak. ``threads`` 0 takes
     OMP_NUM_THREADS, else all cores.

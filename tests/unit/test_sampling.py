@@ -29,6 +29,18 @@ def test_a_temperature_that_is_no_number_in_range_is_refused(value: object) -> N
         Sampling.from_params({"temperature": value})
 
 
+def test_the_ends_of_top_p_and_min_p_leave_the_likeliest_token_by_numbers_that_every_engine_takes() -> None:
+    sampling = Sampling.from_params({"top_p": 0, "min_p": 1})
+
+    assert (sampling.top_p, sampling.min_p) == (1e-6, 0.999)
+
+
+@pytest.mark.parametrize("params", [{"top_p": -0.1}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 1.1}], ids=str)
+def test_a_share_outside_0_to_1_is_refused(params: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match="at least 0"):
+        Sampling.from_params(params)
+
+
 @pytest.mark.parametrize("value", [0, -5, 1.5, True, "9", 2**40])
 def test_max_tokens_is_a_whole_number_from_one(value: object) -> None:
     with pytest.raises(InvalidRequest, match="max_tokens"):

@@ -62,6 +62,21 @@ def test_a_sampling_parameter_means_nothing_without_an_answer(task: TaskKind) ->
         engine().message(request)
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize("schema", [nested(120), nested(300), {"minimum": 10**30}], ids=["deep", "deeper", "large"])
+def test_a_schema_that_cannot_be_read_is_refused(schema: dict[str, Any]) -> None:
+    request = Request(messages=({"role": "user", "content": "x"},), schema=schema)
+
+    with pytest.raises(InvalidRequest, match="the schema cannot be read"):
+        engine().message(request)
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "64"], ids=str)
 def test_dimensions_of_an_embedding_are_a_whole_number_from_one(value: object) -> None:
     with pytest.raises(InvalidRequest, match="parameter dimensions"):

@@ -79,12 +79,15 @@ def _lacks_of_stop(value: Any) -> str | None:
     return None if fits else "a text or a list of texts, none empty"
 
 
+# At their ends OpenAI's top_p and vLLM's min_p leave the likeliest token; vLLM takes no top_p of 0, OpenVINO no min_p of 1.
+_LEAST_TOP_P, _MOST_MIN_P = 1e-6, 0.999
+
 _RULES: Mapping[str, Rule] = {
     "max_tokens": whole(1, 2**31 - 1),
     "temperature": number(0, 10),
-    "top_p": number(0, 1, above=True),
+    "top_p": Rule(lacks=number(0, 1).lacks, read=lambda value: max(float(value), _LEAST_TOP_P)),
     "top_k": whole(-1, 2**31 - 1),
-    "min_p": number(0, 0.999),
+    "min_p": Rule(lacks=number(0, 1).lacks, read=lambda value: min(float(value), _MOST_MIN_P)),
     "stop": Rule(lacks=_lacks_of_stop, read=lambda value: (value,) if isinstance(value, str) else tuple(value)),
     "seed": whole(0),
     "frequency_penalty": number(-2, 2),

@@ -136,3 +136,5 @@ def _check_schema(schema: Mapping[str, Any]) -> None:
         compile_schema(schema)
     except ConfigurationError as error:
         raise InvalidRequest(str(error)) from error
+    except (RecursionError, TypeError) as error:  # hundreds of levels, or a number of more than 64 bits
+        raise InvalidRequest(f"the schema cannot be read: {str(error).lower()}") from error

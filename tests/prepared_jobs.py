@@ -9,10 +9,11 @@ from batchmill_core.errors import CallState
 from batchmill_core.request import RowStatus
 from batchmill_core.settings import Settings, load_settings
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, counters, doorbells, jobs, ledger, migrate, results, steering
+from batchmill_db import booking, chunks, counters, doorbells, jobs, migrate, results, steering
+from batchmill_db.booking import NewCall
 from batchmill_db.chunks import Claim
 from batchmill_db.jobs import JobRecord
-from batchmill_db.ledger import CallEnd, NewCall
+from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult, Save
 from batchmill_db.session import Connection, Database
 from batchmill_producers.submit import Submission, submit
@@ -97,7 +98,7 @@ def _answer(conn: Connection, claim: Claim, statuses: Sequence[RowStatus]) -> No
         )
         for i, row in enumerate(claim.rows)
     ]
-    ledger.reserve(conn, calls, budgeted=claim.budgeted)
+    booking.reserve(conn, calls, budgeted=claim.budgeted)
     usage = Usage(input=10, output=2)
     ends = [
         CallEnd(seq=c.seq, state=CallState.SETTLED, usage=usage, cost_nanousd=COST_NANOUSD, latency_ms=5) for c in calls

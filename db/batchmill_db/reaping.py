@@ -12,6 +12,7 @@ from batchmill_core.job import ChunkState, Rows
 
 from . import ledger
 from .chunks import Child, Claim, derive, is_cancelled, unattended
+from .saved_results import finished
 from .schema import chunk
 from .session import now_ms
 
@@ -143,8 +144,6 @@ def _isolate(conn: Connection, chunk_id: int, fence: int, taken: Any) -> str:
 
 def _give_up(conn: Connection, chunk_id: int, taken: Any, rows: Rows) -> None:
     """The chunk is `dead`, and so is its row unless it keeps a result of an earlier round."""
-    from .results import finished
-
     answered = bool(finished(conn, taken.job_id, rows, 0))
     conn.execute(
         update(chunk)
@@ -163,8 +162,6 @@ def _give_up(conn: Connection, chunk_id: int, taken: Any, rows: Rows) -> None:
 
 def unfinished(conn: Connection, job_id: int, rows: Rows, round_number: int) -> Rows:
     """The rows that have no final result of this round. Reads only."""
-    from .results import finished
-
     done = finished(conn, job_id, rows, round_number)
     return Rows.of(n for n in rows if n not in done)
 

@@ -1,14 +1,13 @@
-"""Statements about results: the fenced save, and reading them in row order."""
+"""The fenced save: results, ends of calls and counters of one attempt in one transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, func, literal_column, select, update
 
-from batchmill_core.errors import CallState
 from batchmill_core.job import ChunkState, Rows
 from batchmill_core.request import PAID_STATUSES, RowStatus
 from batchmill_core.usage import Usage
@@ -16,7 +15,9 @@ from batchmill_core.usage import Usage
 from . import ledger
 from .bulk import Bulk, insert_for
 from .chunks import Child, Claim, release
-from .ledger import CallEnd, Move
+from .gains import gains_of
+from .ledger import CallEnd
+from .saved_results import finished
 from .schema import COUNTER_COLUMNS, TOKEN_COLUMNS, chunk, job, result
 from .session import now_ms
 from .spans import among
@@ -156,49 +157,11 @@ def _book(conn: Connection, work: Save, accepted: set[int]) -> None:
     moves = ledger.settle(
         conn, chunk_id=claim.chunk_id, fence=claim.fence, job_id=claim.job_id, ends=ends, budgeted=claim.budgeted
     )
-    gains = _gains({r.row: r for r in reversed(work.results) if r.row in accepted}.values(), moves)
+    gains = gains_of({r.row: r for r in reversed(work.results) if r.row in accepted}.values(), moves)
     if before := unused - {e.seq for e in ends}:
         gains["wasted_nanousd"] += ledger.waste(conn, claim.chunk_id, claim.fence, before)
     if any(gains.values()):
         _COUNT.run(conn, [(*gains.values(), claim.chunk_id)])
-
-
-def _gains(results: Iterable[NewResult], moves: Sequence[Move]) -> dict[str, int]:
-    gains = dict.fromkeys(COUNTER_COLUMNS, 0)
-    for r in results:
-        gains[f"n_{r.status.value}"] += 1
-        if r.replaces is not None:
-            gains[f"n_{r.replaces.value}"] -= 1
-    for move in moves:
-        if move.before is CallState.UNKNOWN:  # it was counted when its attempt was given up
-            _count_unknown(gains, move, -1)
-        if move.end.state is CallState.UNKNOWN:
-            _count_unknown(gains, move, 1)
-        elif move.end.state is CallState.SETTLED:
-            _count_settled(gains, move.end)
-    return gains
-
-
-def _count_unknown(gains: dict[str, int], move: Move, by: int) -> None:
-    gains["calls"] += by
-    gains["unknown_calls"] += by
-    gains["unknown_nanousd"] += by * (move.bound_nanousd or 0)
-
-
-def _count_settled(gains: dict[str, int], end: CallEnd) -> None:
-    gains["calls"] += 1
-    cost = end.cost_nanousd
-    if cost is None:
-        gains["unknown_calls"] += 1
-    else:
-        gains["cost_nanousd"] += cost
-        gains["wasted_nanousd"] += cost if end.wasted else 0
-    if (u := end.usage) is not None:
-        gains["input_tokens"] += u.input
-        gains["cached_input_tokens"] += u.cached_input
-        gains["cache_write_tokens"] += u.cache_write
-        gains["output_tokens"] += u.output
-        gains["reasoning_tokens"] += u.reasoning
 
 
 _RESULT_COLUMNS = tuple(c.name for c in result.c if c.name != "saved_ms")
@@ -281,70 +244,3 @@ def _values(claim: Claim, r: NewResult) -> tuple[Any, ...]:
 
 
 _NO_USAGE = (None,) * len(TOKEN_COLUMNS)
-
-
-def finished(conn: Connection, job_id: int, rows: Rows, round_number: int) -> set[int]:
-    """The rows that have a final result of this round or a later one. Reads only."""
-    done: set[int] = set()
-    for piece in among(result.c.row, rows):
-        found = select(result.c.row).where(result.c.job_id == job_id, piece, result.c.round >= round_number)
-        done.update(conn.execute(found).scalars())
-    return done
-
-
-def earlier(conn: Connection, job_id: int, rows: Rows, round_number: int) -> dict[int, RowStatus]:
-    """The statuses that rows have from earlier rounds. Reads only."""
-    statuses: dict[int, RowStatus] = {}
-    for piece in among(result.c.row, rows):
-        found = select(result.c.row, result.c.status).where(
-            result.c.job_id == job_id, piece, result.c.round < round_number
-        )
-        statuses.update({row: RowStatus(status) for row, status in conn.execute(found)})
-    return statuses
-
-
-EXPORT_COLUMNS = tuple(c for c in result.c if c.name not in ("job_id", "chunk_id", "fence"))
-
-
-def between(conn: Connection, job_id: int, first_row: int, last_row: int) -> Sequence[Any]:
-    """Results of a span of rows in row order, as named tuples of `EXPORT_COLUMNS`. Reads only."""
-    return conn.execute(
-        select(*EXPORT_COLUMNS)
-        .where(result.c.job_id == job_id, result.c.row.between(first_row, last_row))
-        .order_by(result.c.row)
-    ).all()
-
-
-NOT_OK = result.c.status != literal_column("'ok'")  # in literals, so that its partial index serves
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorSample:
-    """How many rows ended with one kind of error, and one of them."""
-
-    kind: str
-    count: int
-    row: int
-    message: str
-
-
-def errors_by_kind(conn: Connection, job_id: int) -> list[ErrorSample]:
-    """Errors by kind with an example each, the most frequent first. Reads only."""
-    found: dict[str, tuple[int, int]] = {}  # kind: (rows, the first of them)
-    for status in (s for s in RowStatus if s not in (RowStatus.OK, RowStatus.TRUNCATED)):
-        # One by one, because then SQLite takes the index of what is not ok.
-        groups = conn.execute(
-            select(result.c.error_kind, func.count(), func.min(result.c.row))
-            .where(result.c.job_id == job_id, NOT_OK, result.c.status == status, result.c.error_kind.is_not(None))
-            .group_by(result.c.error_kind)
-        )
-        for kind, n, row in groups:
-            count, first = found.get(kind, (0, row))
-            found[kind] = (count + n, min(first, row))
-    samples = []
-    for kind, (count, row) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
-        message = conn.execute(
-            select(result.c.error).where(result.c.job_id == job_id, result.c.row == row)
-        ).scalar_one()
-        samples.append(ErrorSample(kind=kind, count=count, row=row, message=message or ""))
-    return samples

@@ -20,7 +20,7 @@ from batchmill_core.job import (
 from batchmill_core.request import RowStatus
 
 from .reaping import dead_rows
-from .results import NOT_OK, finished
+from .saved_results import NOT_OK, finished
 from .schema import job, result, round_
 from .session import now_ms
 

@@ -13,7 +13,7 @@ from batchmill_core.request import STATUSES, RowStatus
 from . import ledger
 from .jobs import JobRecord
 from .reaping import dead_rows
-from .results import finished
+from .saved_results import finished
 from .schema import COUNTER_COLUMNS, STATUS_COLUMNS, TOKEN_COLUMNS, call, chunk, result
 from .schema import job as job_table
 from .verify_rows import MOST_CASES, cases

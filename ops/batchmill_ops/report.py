@@ -9,10 +9,10 @@ from typing import Any
 from batchmill_core.job import JobState
 from batchmill_core.request import BAD_STATUSES, RowStatus
 from batchmill_core.usage import usd
-from batchmill_db import chunks, counters, jobs, loading, results, steering, telemetry
+from batchmill_db import chunks, counters, jobs, loading, saved_results, steering, telemetry
 from batchmill_db.chunks import ChunkCounts
 from batchmill_db.jobs import JobRecord
-from batchmill_db.results import ErrorSample
+from batchmill_db.saved_results import ErrorSample
 from batchmill_db.session import Connection, Database
 from batchmill_db.telemetry import AccountState, WorkerRecord
 
@@ -150,7 +150,7 @@ def _report(conn: Connection, job_id: int) -> JobReport:
 
 def _with_errors(conn: Connection, job: JobRecord) -> JobReport:
     answered = job.by_status[RowStatus.OK] + job.by_status[RowStatus.TRUNCATED]
-    return JobReport(job=job, errors=() if job.done == answered else results.errors_by_kind(conn, job.id))
+    return JobReport(job=job, errors=() if job.done == answered else saved_results.errors_by_kind(conn, job.id))
 
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:

@@ -15,7 +15,7 @@ from batchmill_core.job import JobState
 from batchmill_core.payload import RowOrigin, decode_frame, may_hold_long_integer, split_input
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import usd
-from batchmill_db import jobs, payload_store, reaping, results, rounds
+from batchmill_db import jobs, payload_store, reaping, rounds, saved_results
 from batchmill_db.session import Database
 
 COLUMNS = (
@@ -137,7 +137,7 @@ def stream_fields(
             if found is None:
                 return
             first, n_rows, frame = found
-            saved = results.between(conn, job_id, first, first + n_rows - 1)
+            saved = saved_results.between(conn, job_id, first, first + n_rows - 1)
         yield from _of_payload(view, first, decode_frame(frame), saved)
         next_row = first + n_rows
 
@@ -163,7 +163,7 @@ def _without_result(view: _View, row: int) -> RowStatus | None:
 
 
 def _fields(view: _View, record: Sequence[Any], status: RowStatus, origin: RowOrigin) -> dict[str, Any]:
-    """Unpacked by position (see `results.EXPORT_COLUMNS`): by name it would take most of an export's time."""
+    """Unpacked by position (see `saved_results.EXPORT_COLUMNS`): by name it would take most of an export's time."""
     (
         row, _, _, output, embedding, finish_reason, error_kind, error, raw_answer, model, account,
         input_tokens, cached_input, cache_write, output_tokens, reasoning, cost, unknown, calls,

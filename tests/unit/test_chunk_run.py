@@ -19,8 +19,8 @@ from batchmill_core.job import JobState, Rows, Step
 from batchmill_core.request import Completion, Request, RowStatus
 from batchmill_core.usage import Usage
 from batchmill_db import past_calls, reaping, rounds, steering
+from batchmill_db.booking import NewCall
 from batchmill_db.jobs import JobRecord
-from batchmill_db.ledger import NewCall
 from batchmill_db.session import DatabaseError
 from batchmill_workers import validation
 from batchmill_workers.answer import Handback, answer

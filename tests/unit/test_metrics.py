@@ -13,8 +13,9 @@ from batchmill_core.errors import CallState
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
 from batchmill_core.usage import Usage
-from batchmill_db import chunks, doorbells, ledger, steering, telemetry
-from batchmill_db.ledger import CallEnd, NewCall
+from batchmill_db import booking, chunks, doorbells, ledger, steering, telemetry
+from batchmill_db.booking import NewCall
+from batchmill_db.ledger import CallEnd
 from batchmill_db.schema import device_sample
 from batchmill_db.session import Connection, Database, now_ms
 from batchmill_db.telemetry import WorkerRecord
@@ -119,7 +120,7 @@ def one_call_of_each_kind(conn: Connection, job_id: int) -> None:
             bound_nanousd=bound,
         )
 
-    ledger.reserve(conn, [new(0, 100), new(1, 100), new(2, 200), new(3, None), new(4, 100)], budgeted=False)
+    booking.reserve(conn, [new(0, 100), new(1, 100), new(2, 200), new(3, None), new(4, 100)], budgeted=False)
     ends = [
         CallEnd(seq=0, state=CallState.SETTLED, usage=Usage(input=1, output=1), cost_nanousd=20),
         CallEnd(seq=1, state=CallState.SETTLED, usage=Usage(input=1, output=1), cost_nanousd=10),

@@ -23,8 +23,8 @@ from batchmill_workers.gpu.openvino_options import OpenVinoOptions
     ("options", "said"),
     [
         ({"cache_gbb": 1}, "'cache_gbb' is not an option of openvino; did you mean 'cache_gb'?"),
-        ({"capacity_rows": 0}, "capacity_rows is 0; it must be a whole number of at least 1"),
-        ({"capacity_rows": "64"}, "capacity_rows is '64'; it must be a whole number of at least 1"),
+        ({"capacity_rows": -1}, "capacity_rows is -1; it must be a whole number of at least 0"),
+        ({"capacity_rows": "64"}, "capacity_rows is '64'; it must be a whole number of at least 0"),
         ({"prefix_caching": 1}, "prefix_caching is 1; it must be true or false"),
         ({"kv_cache_precision": "f64"}, "must be one of f32, f16, bf16, u8"),
     ],

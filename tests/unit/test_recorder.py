@@ -18,8 +18,9 @@ from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
 from batchmill_core.usage import Usage
 from batchmill_db import chunks, reaping
+from batchmill_db.booking import NewCall
 from batchmill_db.chunks import Child, Claim
-from batchmill_db.ledger import CallEnd, NewCall
+from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult
 from batchmill_db.schema import call, chunk, result
 from batchmill_db.session import DatabaseError, DatabaseUnavailable

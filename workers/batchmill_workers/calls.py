@@ -9,8 +9,8 @@ from batchmill_core import tokens
 from batchmill_core.job import Rows, Spec, Step
 from batchmill_core.request import Request, TaskKind
 from batchmill_core.usage import upper_bound
+from batchmill_db.booking import NewCall
 from batchmill_db.chunks import Claim
-from batchmill_db.ledger import NewCall
 
 from .unit import Unit
 

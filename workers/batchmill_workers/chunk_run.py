@@ -15,7 +15,8 @@ from batchmill_core.errors import CallError
 from batchmill_core.job import Spec, Step
 from batchmill_core.request import Completion, Request, RowStatus, TaskKind
 from batchmill_db import steering
-from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.booking import NewCall, Reservation
+from batchmill_db.ledger import CallEnd
 from batchmill_db.past_calls import Past
 from batchmill_db.results import NewResult
 

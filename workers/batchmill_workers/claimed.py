@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from batchmill_core.request import RowStatus
-from batchmill_db import chunks, past_calls, payload_store, results
+from batchmill_db import chunks, past_calls, payload_store, saved_results
 from batchmill_db.chunks import Claim
 from batchmill_db.past_calls import Past
 from batchmill_db.session import Connection
@@ -32,7 +32,7 @@ def claim_and_load(conn: Connection, chunk_id: int, worker_id: str, lease_ms: in
     return Loaded(
         claim=claim,
         frames=payload_store.requests_of(conn, claim.job_id, claim.rows),
-        finished=set() if fresh else results.finished(conn, claim.job_id, claim.rows, claim.round),
+        finished=set() if fresh else saved_results.finished(conn, claim.job_id, claim.rows, claim.round),
         past={} if fresh else past_calls.past_of(conn, claim.job_id, claim.rows, claim.round),
-        replaced={} if claim.round == 1 else results.earlier(conn, claim.job_id, claim.rows, claim.round),
+        replaced={} if claim.round == 1 else saved_results.earlier(conn, claim.job_id, claim.rows, claim.round),
     )

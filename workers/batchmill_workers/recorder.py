@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from batchmill_core.errors import CallState
 from batchmill_core.request import RowStatus
-from batchmill_db import ledger, reaping, results
+from batchmill_db import booking, reaping, results
+from batchmill_db.booking import NewCall, Reservation
 from batchmill_db.chunks import Child, Claim
-from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult, Save
 from batchmill_db.session import Connection, Database, DatabaseUnavailable
 
@@ -121,7 +122,7 @@ class Recorder:
 
     async def reserve(self, calls: Sequence[NewCall], *, budgeted: bool) -> Reservation:
         """Books calls before they are sent; they ride with the next group commit."""
-        return await self._errand(lambda conn: ledger.reserve(conn, calls, budgeted=budgeted), urgent=False)
+        return await self._errand(lambda conn: booking.reserve(conn, calls, budgeted=budgeted), urgent=False)
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Runs idempotent SQL in a transaction of the SQL thread, soon. Raises DatabaseError if it is refused."""

@@ -7,8 +7,9 @@ import pytest
 from batchmill_core.errors import CallState
 from batchmill_core.job import JobState, Rows
 from batchmill_core.usage import Usage
-from batchmill_db import costs, jobs, ledger, past_calls, steering
-from batchmill_db.ledger import CallEnd, Refusal, Reservation
+from batchmill_db import booking, costs, jobs, ledger, past_calls, steering
+from batchmill_db.booking import Refusal, Reservation
+from batchmill_db.ledger import CallEnd
 from batchmill_db.verify import verify
 from tests.conformance.db.world import BOUND, COST, USAGE, World, call_of, child, ended, settled
 
@@ -323,7 +324,7 @@ def test_a_call_without_a_price_has_no_bound_and_is_told_so(world: World) -> Non
     job_id = world.job()
     claim = world.take(job_id)
     with world.database.transaction() as conn:
-        ledger.reserve(conn, [call_of(claim, 1, Rows.of([0]), bound=None)], budgeted=False)
+        booking.reserve(conn, [call_of(claim, 1, Rows.of([0]), bound=None)], budgeted=False)
     world.save(claim, 1, (), [ended(1, CallState.UNKNOWN)], children=[child([0])], releases=True)
 
     with world.database.reading() as conn:

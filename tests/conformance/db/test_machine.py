@@ -22,7 +22,7 @@ from sqlalchemy import event, text
 from batchmill_core.errors import CallState, JobError
 from batchmill_core.job import JobState, Rows
 from batchmill_core.request import BAD_STATUSES, PAID_STATUSES, RowStatus
-from batchmill_db import counters, doorbells, jobs, merging, reaping, results, rounds, steering
+from batchmill_db import counters, doorbells, jobs, merging, reaping, results, rounds, saved_results, steering
 from batchmill_db.chunks import Claim
 from batchmill_db.results import NewResult, Save
 from batchmill_db.schema import metadata
@@ -76,8 +76,8 @@ class Machine(RuleBasedStateMachine):
         if claim is None:
             return multiple()
         with self.database.reading() as conn:
-            done = results.finished(conn, claim.job_id, claim.rows, claim.round)
-            earlier = results.earlier(conn, claim.job_id, claim.rows, claim.round)
+            done = saved_results.finished(conn, claim.job_id, claim.rows, claim.round)
+            earlier = saved_results.earlier(conn, claim.job_id, claim.rows, claim.round)
         attempt = Attempt(claim, earlier, [n for n in claim.rows if n not in done])
         self.reserve(attempt, n)
         return attempt
@@ -215,8 +215,8 @@ class Machine(RuleBasedStateMachine):
     def _answer(self, attempt: Attempt) -> None:
         claim = attempt.claim
         with self.database.reading() as conn:
-            done = results.finished(conn, claim.job_id, claim.rows, claim.round)
-            earlier = results.earlier(conn, claim.job_id, claim.rows, claim.round)
+            done = saved_results.finished(conn, claim.job_id, claim.rows, claim.round)
+            earlier = saved_results.earlier(conn, claim.job_id, claim.rows, claim.round)
         rows = [n for n in claim.rows if n not in done]
         seqs = range(1, len(rows) + 1)
         if rows:

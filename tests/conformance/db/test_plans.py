@@ -14,10 +14,10 @@ from sqlalchemy import Connection, event, text
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
 from batchmill_db import (
+    booking,
     chunks,
     counters,
     doorbells,
-    ledger,
     merging,
     migrate,
     past_calls,
@@ -25,6 +25,7 @@ from batchmill_db import (
     reaping,
     results,
     rounds,
+    saved_results,
     steering,
 )
 from batchmill_db.chunks import Claim
@@ -146,7 +147,7 @@ def _save(conn: Connection, full: Full) -> object:
 
 
 def _reserve(conn: Connection, full: Full) -> object:
-    return ledger.reserve(conn, [call_of(full.claim, 3, Rows.of([1]))], budgeted=True)
+    return booking.reserve(conn, [call_of(full.claim, 3, Rows.of([1]))], budgeted=True)
 
 
 SCATTERED = Rows.of(range(10, 15_000, 1000))
@@ -166,16 +167,16 @@ HOT: dict[str, tuple[Callable[[Connection, Full], object], str]] = {
     "finish": (lambda c, f: steering.finish(c), "chunk_"),
     "save": (_save, "chunk"),
     "reserve": (_reserve, "call"),
-    "finished": (lambda c, f: results.finished(c, f.claim.job_id, _OF["between"], 1), "result"),
-    "finished, scattered": (lambda c, f: results.finished(c, f.claim.job_id, SCATTERED, 1), "result"),
-    "earlier": (lambda c, f: results.earlier(c, f.claim.job_id, _OF["between"], 2), "result"),
+    "finished": (lambda c, f: saved_results.finished(c, f.claim.job_id, _OF["between"], 1), "result"),
+    "finished, scattered": (lambda c, f: saved_results.finished(c, f.claim.job_id, SCATTERED, 1), "result"),
+    "earlier": (lambda c, f: saved_results.earlier(c, f.claim.job_id, _OF["between"], 2), "result"),
     "past": (lambda c, f: past_calls.past_of(c, f.claim.job_id, _OF["between"], 1), "call_by_row"),
     "past of shared calls": (lambda c, f: past_calls.past_of(c, f.claim.job_id, SCATTERED, 1), "call_of_many_rows"),
     "reserved calls": (lambda c, f: steering.reserved_calls(c, f.claim.job_id), "call_reserved"),
     "requests": (lambda c, f: payload_store.requests_of(c, f.claim.job_id, _OF["between"]), "payload"),
     "inputs": (lambda c, f: payload_store.inputs_after(c, f.claim.job_id, 9000), "payload"),
-    "export": (lambda c, f: results.between(c, f.claim.job_id, 5000, 5999), "result"),
-    "errors": (lambda c, f: results.errors_by_kind(c, f.claim.job_id), "result_not_ok"),
+    "export": (lambda c, f: saved_results.between(c, f.claim.job_id, 5000, 5999), "result"),
+    "errors": (lambda c, f: saved_results.errors_by_kind(c, f.claim.job_id), "result_not_ok"),
     "rows to retry": (lambda c, f: rounds.rows_of_status(c, f.claim.job_id, [RowStatus.FAILED]), "result_not_ok"),
 }
 

@@ -7,7 +7,7 @@ import pytest
 from batchmill_core.errors import CallState
 from batchmill_core.job import Rows
 from batchmill_core.request import RowStatus
-from batchmill_db import jobs, results, steering
+from batchmill_db import jobs, results, saved_results, steering
 from batchmill_db.chunks import Claim
 from batchmill_db.verify import as_lines, verify
 from tests.conformance.db.world import BOUND, COST, World, answered, child, ended, settled
@@ -66,7 +66,7 @@ def test_a_save_keeps_every_column_as_it_was_given(world: World) -> None:
     world.save(claim, 1, [given], [settled(1)])
 
     with world.database.reading() as conn:
-        (kept,) = results.between(conn, job_id, 0, 9)
+        (kept,) = saved_results.between(conn, job_id, 0, 9)
     for name in ("row", "output", "embedding", "finish_reason", "error_kind", "error", "raw", "model", "account"):
         assert getattr(kept, name) == getattr(given, name)
     assert (kept.status, kept.cached, kept.sanitized, kept.round) == ("invalid", True, True, 1)
@@ -301,9 +301,9 @@ def test_a_thousand_scattered_rows_are_found_finished(world: World) -> None:
     world.save(claim, 1, [answered(n, 0, seqs=(), calls=0, cost_nanousd=None) for n in odd])
 
     with world.database.reading() as conn:
-        done = results.finished(conn, job_id, Rows.of(n for n in range(2400) if n % 4), 1)
-        later = results.finished(conn, job_id, odd, 2)
-        earlier = results.earlier(conn, job_id, odd, 2)
+        done = saved_results.finished(conn, job_id, Rows.of(n for n in range(2400) if n % 4), 1)
+        later = saved_results.finished(conn, job_id, odd, 2)
+        earlier = saved_results.earlier(conn, job_id, odd, 2)
 
     assert done == set(odd)
     assert later == set()
@@ -318,7 +318,7 @@ def test_errors_are_told_by_kind_with_an_example(world: World) -> None:
     world.save(claim, 1, [*bad, answered(0, 0), answered(3, 3, RowStatus.REFUSED, error_kind="refused", error="no")])
 
     with world.database.reading() as conn:
-        found = results.errors_by_kind(conn, job_id)
+        found = saved_results.errors_by_kind(conn, job_id)
 
     assert [(e.kind, e.count, e.row, e.message) for e in found] == [
         ("rate_limited", 2, 1, "too fast"),

@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, select, update
 
 from batchmill_core.job import Rows
 from batchmill_core.settings import Settings
-from batchmill_db import latencies, ledger, sample_spans, samples, schema
+from batchmill_db import booking, latencies, sample_spans, samples, schema
 from batchmill_db.sample_spans import Span
 from batchmill_db.samples import DeviceReading, EngineReading, Newest
 from batchmill_db.schema import device_sample
@@ -278,7 +278,7 @@ def test_a_call_that_is_still_in_flight_has_no_latency(world: World) -> None:
     finished_job(world, [100], queue="gpu.small")
     claim = world.take(world.job(sizes=(1,), queue="gpu.small"))
     with world.database.transaction() as conn:
-        ledger.reserve(conn, [call_of(claim, 1, Rows.of([0]))], budgeted=False)
+        booking.reserve(conn, [call_of(claim, 1, Rows.of([0]))], budgeted=False)
         booked = conn.execute(select(func.count()).select_from(schema.call)).scalar_one()
 
     assert booked == 2

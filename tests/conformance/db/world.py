@@ -12,11 +12,11 @@ from batchmill_core.job import Rows, Spec, Step
 from batchmill_core.request import RowStatus, TaskKind
 from batchmill_core.usage import Usage
 from batchmill_db import (
+    booking,
     chunks,
     counters,
     doorbells,
     jobs,
-    ledger,
     payload_store,
     reaping,
     results,
@@ -24,9 +24,10 @@ from batchmill_db import (
     schema,
     steering,
 )
+from batchmill_db.booking import NewCall, Reservation
 from batchmill_db.chunks import Child, Claim, NewChunk
 from batchmill_db.jobs import JobRecord, NewJob
-from batchmill_db.ledger import CallEnd, NewCall, Reservation
+from batchmill_db.ledger import CallEnd
 from batchmill_db.reaping import Reaped
 from batchmill_db.results import NewResult, Save, Saved
 from batchmill_db.session import Database
@@ -132,7 +133,7 @@ class World:
         """Books calls; call number n is for the chunk's n-th row unless ``rows`` says otherwise."""
         booked = [call_of(claim, s, Rows.of([claim.rows[i]]) if rows is None else rows[i]) for i, s in enumerate(seqs)]
         with self.database.transaction() as conn:
-            return ledger.reserve(conn, booked, budgeted=claim.budgeted)
+            return booking.reserve(conn, booked, budgeted=claim.budgeted)
 
     def save(
         self,

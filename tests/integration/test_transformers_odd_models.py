@@ -13,10 +13,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed; make test i
 
 import sentence_transformers  # noqa: E402
 import transformers  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding, Transformer  # noqa: E402
 from tokenizers import processors  # noqa: E402
 
 from batchmill_core.errors import InvalidRequest, TooLong  # noqa: E402
+from batchmill_workers.gpu.transformers_process import reason  # noqa: E402
 from tests import tiny_models  # noqa: E402
 from tests.loaded_models import asking, computed, floats, loaded  # noqa: E402
 
@@ -169,6 +170,20 @@ def test_a_context_beyond_the_models_positions_is_that_of_its_positions(tmp_path
     assert loaded(folder, context_tokens=16).context_tokens == 16
 
 
+def xlnet(kind: str, **settings: Any) -> Any:
+    config = transformers.XLNetConfig(vocab_size=260, d_model=32, n_layer=2, n_head=4, d_inner=64, **settings)
+    return getattr(transformers, kind)(config)
+
+
+@pytest.mark.parametrize("kind", ["XLNetForSequenceClassification", "XLNetModel"])
+def test_a_model_without_a_longest_length_takes_texts_of_any(tmp_path: Path, kind: str) -> None:
+    work = loaded(saved(tmp_path / "model", xlnet(kind, pad_token_id=2)))
+    (answer,) = computed(work, {"inputs": ["a cat " * 30]})
+
+    assert work.context_tokens is None  # its files say -1 and 2**40
+    assert "error" not in answer
+
+
 # texts without tokens, tokenizers without padding
 
 
@@ -213,6 +228,26 @@ def test_a_label_does_not_hang_on_the_longest_text_beside_it_where_a_tokenizer_p
     (alone,) = computed(work, {"inputs": ["a cat"]})
 
     assert json.loads(first["text"])["scores"] == pytest.approx(json.loads(alone["text"])["scores"], abs=1e-5)
+
+
+# models that the engine cannot run
+
+
+def test_a_model_of_static_embeddings_is_told_by_its_first_module(tmp_path: Path) -> None:
+    words = StaticEmbedding(tiny_models.tokenizer().backend_tokenizer, embedding_dim=8)
+    sentence_transformers.SentenceTransformer(modules=[words], device="cpu").save_pretrained(str(tmp_path / "model"))
+
+    with pytest.raises(ValueError, match="first module is a StaticEmbedding"):
+        loaded(tmp_path / "model")
+
+
+def test_a_model_that_is_no_causal_one_is_told_without_the_list_of_all_models(tmp_path: Path) -> None:
+    config = transformers.T5Config(vocab_size=260, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
+    folder = saved(tmp_path / "model", transformers.T5ForConditionalGeneration(config))
+    with pytest.raises(ValueError, match="AutoModelForCausalLM") as told:
+        loaded(folder)
+
+    assert reason(told.value).endswith("AutoModelForCausalLM.")
 
 
 # embeddings of a model with a prompt

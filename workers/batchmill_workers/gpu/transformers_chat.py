@@ -24,6 +24,7 @@ from batchmill_workers.gpu.transformers_loading import (
     end_tokens,
     known_tokens,
     learned_positions,
+    least_length,
     load_model,
     load_tokenizer,
     pad_token,
@@ -113,8 +114,8 @@ def load_chat(path: Path, device: str, options: TransformersOptions, context_tok
         raise ValueError("the model has no chat template; give one as options.chat_template")
     model = load_model(transformers.AutoModelForCausalLM, path, device, options)
     asked = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    known = min((one for one in (asked, learned_positions(model)) if one), default=None)
-    return Chat(model, tokenizer, context_tokens=known, template=options.chat_template, guided=options.guided)
+    context = least_length(asked, learned_positions(model))
+    return Chat(model, tokenizer, context_tokens=context, template=options.chat_template, guided=options.guided)
 
 
 def unwritten(tokenizer: Any) -> Mapping[str, int]:

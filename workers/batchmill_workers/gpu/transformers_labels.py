@@ -16,6 +16,7 @@ from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.transformers_loading import (
     known_tokens,
     learned_positions,
+    least_length,
     load_model,
     load_tokenizer,
     settle_padding,
@@ -92,6 +93,5 @@ def load_classifier(path: Path, device: str, options: TransformersOptions, conte
     if model.config.pad_token_id is None:
         model.config.pad_token_id = pad  # decoder models look for the last token that is not padding
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    asked = (context_tokens, longest, tokenizer.model_max_length, learned_positions(model))
-    known = [one for one in asked if one and one < 1 << 30]
-    return Classifier(model, tokenizer, context_tokens=min(known, default=None), truncate=options.truncate)
+    context = least_length(context_tokens, longest, tokenizer.model_max_length, learned_positions(model))
+    return Classifier(model, tokenizer, context_tokens=context, truncate=options.truncate)

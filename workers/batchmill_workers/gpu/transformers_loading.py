@@ -131,6 +131,14 @@ def check_known(tokens: Sequence[int], known: int | None) -> None:
         )
 
 
+def least_length(*told: int | None) -> int | None:
+    """The least of the lengths that files tell; None where none does. For no limit they write -1 or 10**30."""
+    return min((one for one in told if one is not None and 0 < one < _NO_LIMIT), default=None)
+
+
+_NO_LIMIT = 1 << 30
+
+
 def learned_positions(model: Any) -> int | None:
     """How many tokens a model with a table of positions can read; None for one that computes them.
 

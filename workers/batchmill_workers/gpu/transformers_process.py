@@ -34,6 +34,7 @@ from batchmill_workers.gpu.transformers_options import TransformersOptions
 from batchmill_workers.gpu.transformers_work import Work
 
 _END_TIMEOUT_S = 10.0
+_ALL_MODELS = "\nModel type should be one of"  # and then all that transformers has, four hundred
 # A worker books a few dozen rows at a time: a batch that went after its first commit would be half one.
 _SETTLE_MS = 20.0
 _PADDING, _CHAT_PADDING = 0.4, 0.6  # see ``Limits``
@@ -167,7 +168,7 @@ def reason(error: BaseException) -> str:
     """What an error of loading says to the user."""
     if isinstance(error, ImportError):
         return f"{error}; pip install 'batchmill[transformers]'"
-    return f"{error}" or type(error).__name__
+    return str(error).partition(_ALL_MODELS)[0] or type(error).__name__
 
 
 def _inner(work: Any) -> Any:

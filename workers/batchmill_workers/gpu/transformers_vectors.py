@@ -18,6 +18,7 @@ from batchmill_workers.gpu.transformers_loading import (
     device_map,
     known_tokens,
     learned_positions,
+    least_length,
     precision,
     settle_padding,
 )
@@ -125,9 +126,14 @@ def load_embedder(path: Path, device: str, options: TransformersOptions, context
             **({"device_map": placed} if placed == "auto" else {}),
         },
     ).eval()
-    inner = model[0].auto_model
+    inner = getattr(model[0], "auto_model", None)
+    if inner is None:
+        raise ValueError(
+            f"its first module is a {type(model[0]).__name__}; the transformers engine embeds by models that begin with a "
+            "Transformer"
+        )
     settle_padding(model.tokenizer, inner)
-    known = [one for one in (context_tokens, model.get_max_seq_length(), learned_positions(inner)) if one]
+    context = least_length(context_tokens, model.get_max_seq_length(), learned_positions(inner))
     # A plain encoder's chat template is for its next of kin that chat: it embeds texts as they are.
     renders = (path / "modules.json").exists() and "message" in getattr(model[0], "modality_config", ())
-    return Embedder(model, context_tokens=min(known, default=None), truncate=options.truncate, renders=renders)
+    return Embedder(model, context_tokens=context, truncate=options.truncate, renders=renders)

@@ -206,6 +206,21 @@ def test_rows_with_different_parameters_and_lengths_run_together(tiny_chat: Engi
     assert together == alone
 
 
+def test_short_rows_are_answered_as_alone_beside_long_ones_where_long_ones_turn_to_other_positions(
+    tmp_path: Path,
+) -> None:
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 48}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "factor": 4.0, **factors}
+    folder = tiny_models.save_llama(tmp_path / "model")
+    tiny_models.llama(rope_parameters=rope).save_pretrained(folder)
+    rows = [chat(text, max_tokens=16, temperature=0) for text in ("a", "bc", "def", "z" * 80)]
+    with hosted(folder) as host:
+        together = [answer.text for answer in host.answer(*rows)]
+        alone = [host.answer(row)[0].text for row in rows]
+
+    assert together == alone
+
+
 def test_a_model_without_a_system_role_reads_it_in_the_first_user_message(tiny_chat: EngineHost) -> None:
     messages = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"})
     (answer,) = tiny_chat.answer(Request(messages=messages, params={"max_tokens": 6, "temperature": 0}))

@@ -19,12 +19,11 @@ from batchmill_workers.gpu.transformers_answer import Guide, Prompt
 from batchmill_workers.gpu.transformers_choice import Choice
 from batchmill_workers.gpu.transformers_decoding import Decoder, DecodingRun
 from batchmill_workers.gpu.transformers_guided import Grammars, available, vocabulary_of
+from batchmill_workers.gpu.transformers_lengths import learned_positions, least_length, rope_turn
 from batchmill_workers.gpu.transformers_loading import (
     check_known,
     end_tokens,
     known_tokens,
-    learned_positions,
-    least_length,
     load_model,
     load_tokenizer,
     pad_token,
@@ -51,7 +50,7 @@ class Chat:
         self._template = template or None
         self._defaults = generation_defaults(model)
         ends = end_tokens(tokenizer, model, self._template)
-        self._known, self._unwritten = known_tokens(model), unwritten(tokenizer)
+        self._known, self._unwritten, self._turn = known_tokens(model), unwritten(tokenizer), rope_turn(model)
         self._decoder = Decoder(model, ends=ends, pad=pad_token(tokenizer, model), decode=self._decode)
         self._asked_to_guide, self._said_unguided = guided, False
         can = guided and available()
@@ -73,10 +72,17 @@ class Chat:
             guide=self._guide(frame["schema"]),
         )
         prefix = ",".join(map(str, tokens[:_PREFIX_TOKENS]))
-        return [Piece(tokens=len(tokens), wanted=max_tokens, prefix=prefix, payload=prompt)]
+        group = self._group(len(tokens), max_tokens)
+        return [Piece(tokens=len(tokens), wanted=max_tokens, group=group, prefix=prefix, payload=prompt)]
 
     def begin(self, items: Sequence[Item]) -> DecodingRun:
         return DecodingRun(self._decoder, items)
+
+    def _group(self, prompt: int, wanted: int) -> str | None:
+        """Rows run beside those alone that turn to other positions when they do, see ``rope_turn``."""
+        if self._turn is None or prompt + wanted <= self._turn:
+            return None
+        return "turned" if prompt > self._turn else "turns"
 
     def merge(self, parts: Sequence[Frame]) -> Frame:
         return parts[0]

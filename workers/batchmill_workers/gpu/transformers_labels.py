@@ -13,10 +13,9 @@ import transformers
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
+from batchmill_workers.gpu.transformers_lengths import learned_positions, least_length
 from batchmill_workers.gpu.transformers_loading import (
     known_tokens,
-    learned_positions,
-    least_length,
     load_model,
     load_tokenizer,
     settle_padding,

@@ -12,6 +12,7 @@ import transformers
 
 from batchmill_core.errors import InvalidRequest
 from batchmill_workers.gpu.host_memory import host_memory
+from batchmill_workers.gpu.transformers_lengths import learned_positions
 from batchmill_workers.gpu.transformers_options import TransformersOptions
 
 _CHAT, _EMBED, _CLASSIFY = "chat", "embed", "classify"
@@ -129,29 +130,6 @@ def check_known(tokens: Sequence[int], known: int | None) -> None:
             f"the text has token {max(tokens)}, but the model knows {known} tokens only: its tokenizer is another model's, "
             "or was given tokens that the model was not"
         )
-
-
-def least_length(*told: int | None) -> int | None:
-    """The least of the lengths that files tell; None where none does. For no limit they write -1 or 10**30."""
-    return min((one for one in told if one is not None and 0 < one < _NO_LIMIT), default=None)
-
-
-_NO_LIMIT = 1 << 30
-
-
-def learned_positions(model: Any) -> int | None:
-    """How many tokens a model with a table of positions can read; None for one that computes them.
-
-    Some tables begin with places that no token gets: RoBERTa's up to the one for padding, BART's and OPT's first two.
-    """
-    for name, table in model.named_modules():
-        if name.rpartition(".")[2] in _POSITION_TABLES and isinstance(table, torch.nn.Embedding):
-            unused = getattr(table, "offset", 0) if table.padding_idx is None else table.padding_idx + 1
-            return int(table.num_embeddings) - int(unused)
-    return None
-
-
-_POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
 def settle_padding(tokenizer: Any, model: Any) -> int:

@@ -98,6 +98,7 @@ class Reader:
                     tokens=piece.tokens,
                     wanted=piece.wanted,
                     arrived_ns=now_ns,
+                    group=piece.group,
                     prefix=piece.prefix,
                     payload=piece.payload,
                 )

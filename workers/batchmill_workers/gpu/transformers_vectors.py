@@ -13,12 +13,11 @@ from sentence_transformers import SentenceTransformer
 
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
+from batchmill_workers.gpu.transformers_lengths import learned_positions, least_length
 from batchmill_workers.gpu.transformers_loading import (
     attention,
     device_map,
     known_tokens,
-    learned_positions,
-    least_length,
     precision,
     settle_padding,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,10 +14,13 @@ Answered = Callable[[Item, Frame], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """One text of a request, tokenised. ``wanted`` is how many tokens may be answered, see ``batching.Item``."""
+    """One text of a request, tokenised. ``wanted`` is how many tokens may be answered, and only texts of one ``group`` run
+    together, see ``batching.Item``.
+    """
 
     tokens: int
     wanted: int = 0
+    group: Hashable = None
     prefix: str = ""
     payload: Any = None
 

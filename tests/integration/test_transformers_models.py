@@ -248,6 +248,19 @@ def test_a_model_without_a_template_says_what_to_do_and_takes_one(tmp_path: Path
     assert piece.tokens == 2
 
 
+def test_generation_settings_that_are_not_followed_are_told_once_in_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_models.save_llama(tmp_path / "model")
+    settings = json.loads((folder / "generation_config.json").read_text())
+    settings |= {"no_repeat_ngram_size": 3, "suppress_tokens": [7], "num_beams": 1, "do_sample": True, "top_k": 20}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    loaded(folder)
+
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "generation settings" in line]
+    assert told.endswith("ask for no_repeat_ngram_size, suppress_tokens, which this engine does not do")
+
+
 def test_a_mark_that_stands_in_no_text_is_a_stop_text_all_the_same(tmp_path: Path) -> None:
     work = loaded(tiny_models.save_llama(tmp_path / "model"))
     (piece,) = work.read(asking("Hi", stop=("<pad>", "Hi")))

@@ -33,6 +33,13 @@ from batchmill_workers.gpu.transformers_work import Piece
 
 _PREFIX_TOKENS = 16
 _BUILD_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # where xgrammar's own source raised
+# What ``generate`` would do and this engine does not: values that change nothing are left out.
+_LEFT_OUT = (
+    *("bad_words_ids", "begin_suppress_tokens", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty"),
+    *("forced_eos_token_id", "guidance_scale", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams"),
+    *("sequence_bias", "stop_strings", "suppress_tokens", "top_h", "typical_p"),
+)
+_CHANGE_NOTHING: tuple[Any, ...] = (None, 0, 1, [], {})
 _DEFAULTS = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -105,8 +112,9 @@ class Chat:
         """Once a process, into the worker's log."""
         if self._asked_to_guide and not self._said_unguided:
             self._said_unguided = True
-            said = "xgrammar is not installed, so answers under a schema are validated afterwards only"
-            print(f"transformers: {said}; pip install xgrammar", file=sys.stderr, flush=True)  # noqa: T201
+            _log(
+                "xgrammar is not installed, so answers under a schema are validated afterwards only; pip install xgrammar"
+            )
 
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
@@ -119,9 +127,22 @@ def load_chat(path: Path, device: str, options: TransformersOptions, context_tok
     if not tokenizer.chat_template and not options.chat_template:
         raise ValueError("the model has no chat template; give one as options.chat_template")
     model = load_model(transformers.AutoModelForCausalLM, path, device, options)
+    if left := settings_left_out(model):
+        _log(f"the model's generation settings ask for {', '.join(left)}, which this engine does not do")
     asked = context_tokens or getattr(model.config.get_text_config(), "max_position_embeddings", None)
     context = least_length(asked, learned_positions(model))
     return Chat(model, tokenizer, context_tokens=context, template=options.chat_template, guided=options.guided)
+
+
+def settings_left_out(model: Any) -> list[str]:
+    """The names of the generation settings in the model's files that ``generate`` would follow and this engine does not."""
+    settings = getattr(model, "generation_config", None)
+    return [name for name in _LEFT_OUT if getattr(settings, name, None) not in _CHANGE_NOTHING]
+
+
+def _log(said: str) -> None:
+    """Into the worker's log."""
+    print(f"transformers: {said}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def unwritten(tokenizer: Any) -> Mapping[str, int]:

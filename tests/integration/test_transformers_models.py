@@ -261,6 +261,18 @@ def test_generation_settings_that_are_not_followed_are_told_once_in_the_log(
     assert told.endswith("ask for no_repeat_ngram_size, suppress_tokens, which this engine does not do")
 
 
+@pytest.mark.parametrize("save", [tiny_models.save_classifier, tiny_models.save_encoder])
+def test_a_folder_without_a_tokenizer_is_refused_instead_of_reading_every_text_alike(
+    tmp_path: Path, save: Callable[[Path], Path]
+) -> None:
+    folder = save(tmp_path / "model")
+    for file in folder.glob("*token*"):
+        file.unlink()
+
+    with pytest.raises(ValueError, match="there is no tokenizer among the model's files"):
+        loaded(folder)
+
+
 def test_a_mark_that_stands_in_no_text_is_a_stop_text_all_the_same(tmp_path: Path) -> None:
     work = loaded(tiny_models.save_llama(tmp_path / "model"))
     (piece,) = work.read(asking("Hi", stop=("<pad>", "Hi")))

@@ -59,9 +59,27 @@ def precision(asked: str, device: str) -> torch.dtype:
 
 
 def load_tokenizer(path: Path, options: TransformersOptions) -> Any:
-    """The tokenizer that lies beside the weights."""
+    """The tokenizer that lies beside the weights. Raises ValueError where none does."""
     folder, file = _place(path)
-    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code, **file)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=options.trust_remote_code, **file)
+    check_tokenizer(tokenizer)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer that knows no words.
+
+    In a folder without a tokenizer's files transformers 5 makes one of the model's kind from nothing: it reads every text
+    as unknown tokens, and every row would be answered with nonsense.
+    """
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens) - _WORDS_OF_NOTHING:
+        raise ValueError(
+            "there is no tokenizer among the model's files; put tokenizer.json or the like beside the weights, as "
+            "tokenizer.save_pretrained writes it"
+        )
+
+
+_WORDS_OF_NOTHING = {"\N{LOWER ONE EIGHTH BLOCK}"}  # stands for a blank in T5's, beside its marks
 
 
 def load_model(kind: Any, path: Path, device: str, options: TransformersOptions) -> Any:

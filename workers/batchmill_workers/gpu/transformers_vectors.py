@@ -16,6 +16,7 @@ from batchmill_workers.gpu.frames import Frame
 from batchmill_workers.gpu.transformers_lengths import learned_positions, least_length
 from batchmill_workers.gpu.transformers_loading import (
     attention,
+    check_tokenizer,
     device_map,
     known_tokens,
     precision,
@@ -112,7 +113,7 @@ def _length(tokenizer: Any, prompt: str) -> int:
 
 
 def load_embedder(path: Path, device: str, options: TransformersOptions, context_tokens: int | None) -> Embedder:
-    """Raises what loading raises; of a folder of sentence-transformers its modules are used."""
+    """Raises ValueError or what loading raises; of a folder of sentence-transformers its modules are used."""
     placed = device_map(device)
     model = SentenceTransformer(
         str(path),
@@ -131,6 +132,7 @@ def load_embedder(path: Path, device: str, options: TransformersOptions, context
             f"its first module is a {type(model[0]).__name__}; the transformers engine embeds by models that begin with a "
             "Transformer"
         )
+    check_tokenizer(model.tokenizer)
     settle_padding(model.tokenizer, inner)
     context = least_length(context_tokens, model.get_max_seq_length(), learned_positions(inner))
     # A plain encoder's chat template is for its next of kin that chat: it embeds texts as they are.

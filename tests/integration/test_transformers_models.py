@@ -20,7 +20,7 @@ import transformers  # noqa: E402
 from jsonschema import validate  # noqa: E402
 
 from batchmill_core.catalog import ModelEntry  # noqa: E402
-from batchmill_core.errors import EngineLost, InvalidRequest, TooLong  # noqa: E402
+from batchmill_core.errors import EngineFailed, EngineLost, InvalidRequest, TooLong  # noqa: E402
 from batchmill_core.request import Completion, Request, TaskKind  # noqa: E402
 from batchmill_workers.gpu.chat_template import prompt_tokens  # noqa: E402
 from batchmill_workers.gpu.frames import Frame  # noqa: E402
@@ -318,6 +318,21 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_its_reason(tmp_path: P
 
     with pytest.raises(InvalidRequest, match=r"#/nowhere; options\.guided = false"):
         work.read({**asking("Hi"), "schema": {"properties": {"a": {"$ref": "#/nowhere"}}}})
+
+
+# a broken model
+
+
+def test_a_model_that_computes_no_numbers_fails_its_rows_without_another_try(tmp_path: Path) -> None:
+    folder = tiny_models.save_llama(tmp_path / "model")
+    model = tiny_models.llama()
+    model.lm_head.weight.data.fill_(float("nan"))
+    model.save_pretrained(folder)
+    with hosted(folder) as host, pytest.raises(EngineFailed, match="not finite") as failed:
+        host.answer(chat("Hi", max_tokens=4))
+
+    assert not failed.value.retryable
+    assert failed.value.device_ns
 
 
 # the host's memory

@@ -18,6 +18,7 @@ from tokenizers import processors  # noqa: E402
 
 from batchmill_core.errors import InvalidRequest, TooLong  # noqa: E402
 from batchmill_workers.gpu.transformers_process import reason  # noqa: E402
+from batchmill_workers.gpu.transformers_work import BROKEN  # noqa: E402
 from tests import tiny_models  # noqa: E402
 from tests.loaded_models import asking, computed, floats, loaded  # noqa: E402
 
@@ -92,7 +93,7 @@ def test_a_chat_model_that_computes_no_numbers_answers_with_one_error(
     work.model.lm_head.weight.data.fill_(float("nan"))
     (answer,) = computed(work, asking("Hi", max_tokens=4, seed=1, **sampling))
 
-    assert answer["error"]["kind"] == "engine_failed"
+    assert answer["error"]["kind"] == BROKEN
     assert "not finite" in answer["error"]["message"]
 
 

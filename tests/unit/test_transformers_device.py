@@ -222,7 +222,7 @@ def test_a_row_that_is_answered_as_broken_fails_and_the_others_go_on() -> None:
     with computing(bench):
         bench.wait_for(*range(3))
 
-    assert bench.ended[1]["error"] == {"kind": "engine_failed", "message": "not finite"}
+    assert bench.ended[1]["error"] == {"kind": "broken", "message": "not finite"}
     assert [bench.ended[n].get("text") for n in (0, 2)] == ["2 steps", "2 steps"]
 
 

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from batchmill_core.catalog import ModelEntry
-from batchmill_core.errors import ConfigurationError, InvalidRequest
+from batchmill_core.errors import CallError, ConfigurationError, EngineFailed, InvalidRequest
 from batchmill_core.request import Request, TaskKind
 from batchmill_workers.validation import compile_schema
 
+from .call_times import CallTimes
 from .chat import text_messages
 from .engine_options import whole
 from .engine_process import EngineProcess
@@ -19,9 +20,16 @@ from .frames import Frame
 from .hosted import HostedEngine
 from .sampling import Sampling
 from .transformers_options import TransformersOptions
+from .transformers_work import BROKEN
 
 _DIMENSIONS = whole(1)
 _NEEDED = ("torch", "transformers")
+
+
+class Broken(EngineFailed):
+    """What the model computed for this row is no answer, and would not be another time."""
+
+    retryable = False
 
 
 class TransformersEngine(HostedEngine):
@@ -71,6 +79,12 @@ class TransformersEngine(HostedEngine):
         if "vectors" in last:
             return {"vectors": tuple(base64.b64decode(vector) for vector in last["vectors"])}
         return super().answer(last)
+
+    def _error(self, error: Frame, times: CallTimes) -> CallError:
+        fault = super()._error(error, times)
+        if error["kind"] != BROKEN:
+            return fault
+        return Broken(fault.message, device_ns=fault.device_ns, latency_ms=fault.latency_ms)
 
     def news(self, frame: Frame) -> None:
         super().news(frame)

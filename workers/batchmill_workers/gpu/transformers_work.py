@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from batchmill_workers.gpu.batching import Item
 from batchmill_workers.gpu.frames import Frame
 
+BROKEN = "broken"  # a kind of failure beside those of ``hosted_process.failure``
 Answered = Callable[[Item, Frame], None]
 
 
@@ -26,8 +27,8 @@ class Piece:
 
 
 def broken(message: str) -> Frame:
-    """What a row is answered that cannot be: the others of its batch go on."""
-    return {"error": {"kind": "engine_failed", "message": message}}
+    """What a row is answered that cannot be, however often it is tried: the others of its batch go on."""
+    return {"error": {"kind": BROKEN, "message": message}}
 
 
 def refused(message: str) -> Frame:

@@ -273,6 +273,13 @@ def test_a_folder_without_a_tokenizer_is_refused_instead_of_reading_every_text_a
         loaded(folder)
 
 
+def test_an_encoder_that_was_never_trained_to_classify_is_refused_instead_of_drawing_its_labels(tmp_path: Path) -> None:
+    folder = tiny_models.save_encoder(tmp_path / "model")
+
+    with pytest.raises(ValueError, match=r"lack weights of a BertForSequenceClassification \(classifier\.weight\)"):
+        loaded(folder, task="classify")
+
+
 def test_a_mark_that_stands_in_no_text_is_a_stop_text_all_the_same(tmp_path: Path) -> None:
     work = loaded(tiny_models.save_llama(tmp_path / "model"))
     (piece,) = work.read(asking("Hi", stop=("<pad>", "Hi")))

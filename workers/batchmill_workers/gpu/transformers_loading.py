@@ -83,16 +83,26 @@ _WORDS_OF_NOTHING = {"\N{LOWER ONE EIGHTH BLOCK}"}  # stands for a blank in T5's
 
 
 def load_model(kind: Any, path: Path, device: str, options: TransformersOptions) -> Any:
-    """A model of an ``AutoModel…`` class, ready to compute. A slot of several GPUs gets its layers spread over them."""
+    """A model of an ``AutoModel…`` class, ready to compute. A slot of several GPUs gets its layers spread over them.
+
+    Raises ValueError where its files lack weights, which transformers would draw at random.
+    """
     folder, file = _place(path)
-    model = kind.from_pretrained(
+    model, told = kind.from_pretrained(
         folder,
         dtype=precision(options.dtype, device),
         device_map=device_map(device),
         trust_remote_code=options.trust_remote_code,
+        output_loading_info=True,
         **attention(options),
         **file,
     )
+    missing = sorted(name for name in told["missing_keys"] if name.endswith(".weight"))
+    if missing:
+        raise ValueError(
+            f"its files lack weights of a {type(model).__name__} ({', '.join(missing[:3])}), so that its answers "
+            "would be random; take a model that was trained for this task, or correct options.task"
+        )
     return model.eval()
 
 

@@ -68,11 +68,29 @@ def test_safetensors_are_whole_or_cut(tmp_path: Path) -> None:
 )
 def test_what_is_no_file_of_weights_is_left_to_its_library(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    (tmp_path / "m.gguf").write_bytes(content)
+    (tmp_path / "m.bin").write_bytes(content)
 
     assert cut_short(tmp_path) is None
-    assert cut_short(tmp_path / "m.gguf") is None
+    assert cut_short(tmp_path / "m.bin") is None
     assert cut_short(tmp_path / "gone.gguf") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "instead"), [(b"", "it is empty"), (b"<html>Not found", "it begins with b'<html>Not found'")]
+)
+def test_a_page_or_nothing_in_place_of_a_gguf_file_is_told(content: bytes, instead: str, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+
+    assert cut_short(tmp_path / "m.gguf") == f"m.gguf is no GGUF file: {instead}; fetch it again"
+
+
+@pytest.mark.parametrize("name", ["m.gguf", "model.safetensors"])
+def test_a_pointer_of_git_lfs_in_place_of_weights_is_told(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+
+    said = cut_short(path if name == "m.gguf" else tmp_path)
+    assert said == f"{name} is a pointer of Git LFS in place of the file; `git lfs pull` in its folder fetches it"
 
 
 def test_a_model_that_is_cut_short_starts_no_process(weights: Path, tmp_path: Path) -> None:

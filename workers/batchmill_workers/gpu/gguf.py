@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_MAGIC = b"GGUF"
+MAGIC = b"GGUF"
 _STRING, _ARRAY = 8, 9
 _LONGEST_STRING = 1 << 24
 _LONGEST_ARRAY = 4096  # of what is read: one number per layer
@@ -32,7 +32,7 @@ def read_metadata(path: Path) -> Mapping[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            return _read(file) if file.read(4) == _MAGIC else {}
+            return _read(file) if file.read(4) == MAGIC else {}
     except (OSError, OverflowError, struct.error):
         return {}
 
@@ -41,7 +41,7 @@ def architecture(path: Path) -> str | None:
     """The name of the model's architecture, such as ``llama``; None where the file does not say."""
     try:
         with path.open("rb") as file:
-            entries = _entries(file) if file.read(4) == _MAGIC else iter(())
+            entries = _entries(file) if file.read(4) == MAGIC else iter(())
             return next((str(value) for name, value in entries if name == "general.architecture"), None)
     except (OSError, OverflowError, struct.error):
         return None
@@ -53,7 +53,7 @@ def least_size(path: Path) -> int:
     One byte more than there are where it ends within its header. Raises OSError.
     """
     with path.open("rb") as file:
-        if file.read(4) != _MAGIC:
+        if file.read(4) != MAGIC:
             return 0
         try:
             return _end_of_tensors(file)

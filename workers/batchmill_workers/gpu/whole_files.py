@@ -8,22 +8,37 @@ from pathlib import Path
 
 from . import gguf
 
+_LFS_POINTER = b"version https://git-lfs.github.com/"  # what a clone without Git LFS has in place of large files
 _LONGEST_HEADER = 100_000_000  # of safetensors, by its specification
 
 
 def cut_short(path: Path) -> str | None:
     """One sentence about the first file of weights at ``path`` that ends too early; None where all are whole.
 
-    Reads headers alone. What is no file of weights, or cannot be read, is left to the library.
+    So too for what a failed download left in its place: nothing, a page, a pointer of Git LFS. Reads headers alone; what
+    cannot be read is left to the library.
     """
     for one in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         try:
-            size, least = one.stat().st_size, _least_size(one)
+            size, least, begin = one.stat().st_size, _least_size(one), _begin(one)
         except OSError:
             continue
+        if begin == _LFS_POINTER:
+            return f"{one.name} is a pointer of Git LFS in place of the file; `git lfs pull` in its folder fetches it"
+        if one.suffix == ".gguf" and not begin.startswith(gguf.MAGIC):
+            return f"{one.name} is no GGUF file: {_instead(size, begin)}; fetch it again"
         if size < least:
             return f"{one.name} is cut short: it has {size} bytes of at least {least}; fetch it again"
     return None
+
+
+def _begin(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(_LFS_POINTER))
+
+
+def _instead(size: int, begin: bytes) -> str:
+    return f"it begins with {begin[:16]!r}" if size else "it is empty"
 
 
 def _least_size(path: Path) -> int:

@@ -73,15 +73,13 @@ class Command:
 
     def __init__(self, mill: Mill, host: Host, plugins: Path) -> None:
         self.mill = mill
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("BATCHMILL_")}
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("BATCHMILL_", "CUDA_"))}
         self.environment = {
             **clean,
             **host.environment,
             HOME_VARIABLE: str(mill.home),
             "PYTHONPATH": str(plugins),
-            # What a user may have set in his shell must not leak into a slot.
-            "CUDA_VISIBLE_DEVICES": "7",
-            "CUDA_DEVICE_ORDER": "FASTEST_FIRST",
+            "CUDA_DEVICE_ORDER": "FASTEST_FIRST",  # what a user's shell says must not leak into a slot
         }
 
     def line(self, *arguments: str) -> list[str]:
@@ -162,6 +160,18 @@ def test_a_part_of_a_divided_gpu_is_a_device_of_its_own(
         seen = reports(command, tmp_path / "seen", len(pins))
 
     assert [one["visible"] for one in seen] == pins, command.log
+
+
+def test_all_are_the_gpus_that_the_users_shell_leaves(command: Command, host: Host, tmp_path: Path) -> None:
+    host.has(gpu(0, A), gpu(1, B))
+    command.environment["CUDA_VISIBLE_DEVICES"] = "1"
+
+    with command.working("all"):
+        seen = reports(command, tmp_path / "seen", 1)
+
+    assert [one["visible"] for one in seen] == [B], command.log
+    refused = command.run("worker", "gpu", "--model", "m", "--devices", "0")
+    assert "CUDA_VISIBLE_DEVICES=1 is set here" in refused.stderr
 
 
 def test_rows_are_answered_and_each_slot_samples_its_own_gpu(command: Command, host: Host) -> None:

@@ -174,3 +174,49 @@ def test_pins_stay_where_the_driver_cannot_be_asked(monkeypatch: pytest.MonkeyPa
     listing.pin_by_numbers(environment)
 
     assert environment == {"CUDA_VISIBLE_DEVICES": "GPU-aaa"}
+
+
+FOUR = tuple(Device(index=str(n), uuid=f"GPU-{letter * 8}", name="NVIDIA L4") for n, letter in enumerate("abcd"))
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("2,3", ["gpu2", "gpu3"]),
+        ("3, 1", ["gpu3", "gpu1"]),
+        ("GPU-cccccccc", ["gpu2"]),
+        ("GPU-dd,0", ["gpu3", "gpu0"]),
+        ("1,-1,2", ["gpu1"]),
+        ("1,1", ["gpu1"]),
+    ],
+)
+def test_all_are_those_that_cuda_visible_devices_leaves(visible: str, names: list[str]) -> None:
+    assert [slot.name for slot in parse_devices("all", FOUR, visible=visible)] == names
+
+
+def test_a_divided_gpu_that_is_left_is_left_with_its_parts() -> None:
+    devices = listing.with_parts(listing.parse_query(QUERY), LISTING)
+
+    assert [slot.name for slot in parse_devices("all", devices, visible="0")] == ["gpu0.0", "gpu0.1"]
+    assert [slot.name for slot in parse_devices("all", devices, visible="MIG-two,1")] == ["gpu0.1", "gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "visible", "said"),
+    [
+        ("0", "2,3", "no device '0'; it has 2 (NVIDIA L4), 3 (NVIDIA L4) (CUDA_VISIBLE_DEVICES=2,3 is set here"),
+        ("2+0", "2,3", "it leaves these of the host's 4"),
+        ("all", "", "leaves no GPU; unset it, or use --devices cpu"),
+        ("all", "-1", "CUDA_VISIBLE_DEVICES=-1 is set here and leaves no GPU"),
+        ("all", "0,7", "CUDA_VISIBLE_DEVICES: this host has no device '7'"),
+    ],
+)
+def test_what_cuda_visible_devices_leaves_out_is_refused_in_one_sentence(text: str, visible: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_devices(text, FOUR, visible=visible)
+
+    assert said in str(refused.value)
+
+
+def test_the_processor_needs_no_gpu_that_is_left() -> None:
+    assert [slot.name for slot in parse_devices("cpu", cores=2, visible="")] == ["cpu0"]

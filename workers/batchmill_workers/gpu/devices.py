@@ -63,11 +63,16 @@ def needs_listing(text: str) -> bool:
     return any(part != CPU for part in _parts(text))
 
 
-def parse_devices(text: str, available: Sequence[Device] = (), *, cores: int | None = None) -> tuple[Slot, ...]:
+def parse_devices(
+    text: str, available: Sequence[Device] = (), *, cores: int | None = None, visible: str | None = None
+) -> tuple[Slot, ...]:
     """The slots that ``--devices`` asks for: ``all``, ``cpu``, or a list such as ``0,1`` or ``0+1,GPU-uuid``.
 
-    ``available`` are this host's GPUs, ``cores`` the cores that processor slots may use. Raises ConfigurationError.
+    ``available`` are this host's GPUs, of which ``visible`` (CUDA_VISIBLE_DEVICES; None: all) leaves some to the slots,
+    ``cores`` the cores that processor slots may use. Raises ConfigurationError.
     """
+    if visible is not None and needs_listing(text):
+        return _among_visible(text, available, visible, cores)
     parts = _parts(text)
     if not parts:
         raise ConfigurationError("--devices is empty; give all, cpu, or GPU numbers such as 0,1")
@@ -80,6 +85,34 @@ def parse_devices(text: str, available: Sequence[Device] = (), *, cores: int | N
     _refuse_twice([one for part in parts for one in _members(part, available)], text)
     threads = max(1, cores or usable_cores())
     return tuple(_slot(part, available, threads) for part in parts)
+
+
+def visible_devices(visible: str, available: Sequence[Device]) -> tuple[Device, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in its order; numbers as nvidia-smi lists GPUs, or UUIDs' beginnings.
+
+    A divided GPU (MIG) stands for its parts. As for CUDA, -1 ends the list. Raises ConfigurationError for another
+    that the host does not have, where CUDA would leave out that one and all that follow without a word.
+    """
+    found: list[Device] = []
+    for one in (part.strip() for part in visible.split(",") if part.strip()):
+        if one == "-1":
+            break
+        parts = [device for device in available if device.index.split(".")[0] == one]
+        found += parts or [_find(one, available, asked="CUDA_VISIBLE_DEVICES")]
+    return tuple(dict.fromkeys(found))
+
+
+def _among_visible(text: str, available: Sequence[Device], visible: str, cores: int | None) -> tuple[Slot, ...]:
+    seen = visible_devices(visible, available)
+    said = f"CUDA_VISIBLE_DEVICES={visible} is set here"
+    if not seen and available:
+        raise ConfigurationError(f"--devices {text}: {said} and leaves no GPU; unset it, or use --devices cpu")
+    try:
+        return parse_devices(text, seen, cores=cores)
+    except ConfigurationError as error:
+        if len(seen) == len(available):
+            raise
+        raise ConfigurationError(f"{error} ({said}: it leaves these of the host's {len(available)})") from error
 
 
 def by_numbers(visible: str, available: Sequence[Device]) -> str:
@@ -134,11 +167,11 @@ def _members(part: str, available: Sequence[Device]) -> Iterable[str]:
     return [CPU] if part == CPU else [_find(one, available).uuid for one in part.split("+")]
 
 
-def _find(wanted: str, available: Sequence[Device]) -> Device:
+def _find(wanted: str, available: Sequence[Device], asked: str = "--devices") -> Device:
     if wanted.lower() in {"", CPU, _ALL}:
-        raise ConfigurationError(f"--devices: a plus joins GPUs, as 0+1; {wanted!r} is none")
+        raise ConfigurationError(f"{asked}: a plus joins GPUs, as 0+1; {wanted!r} is none")
     if not available:
-        raise no_gpu(f"--devices {wanted}")
+        raise no_gpu(f"{asked} {wanted}")
     for device in available:
         if wanted in (device.index, device.uuid):
             return device
@@ -147,7 +180,7 @@ def _find(wanted: str, available: Sequence[Device]) -> Device:
     if len(begun) == 1 and len(wanted) > len("GPU-"):  # the beginning of a UUID is enough for CUDA too
         return begun[0]
     known = ", ".join(f"{d.index} ({d.uuid if by_uuid else d.name or d.uuid})" for d in available)
-    raise ConfigurationError(f"--devices: this host has no device {wanted!r}; it has {known}")
+    raise ConfigurationError(f"{asked}: this host has no device {wanted!r}; it has {known}")
 
 
 def _refuse_twice(uuids: Sequence[str], text: str) -> None:

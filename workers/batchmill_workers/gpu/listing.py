@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import subprocess
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from batchmill_core.errors import ConfigurationError
 
@@ -17,9 +18,13 @@ _GPU_LINE = re.compile(r"^GPU (\d+):")
 _MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)")
 
 
-def slots(text: str) -> tuple[Slot, ...]:
-    """The slots that ``--devices`` asks for on this host. Raises ConfigurationError."""
-    return parse_devices(text, available_devices() if needs_listing(text) else ())
+def slots(text: str, environment: Mapping[str, str] | None = None) -> tuple[Slot, ...]:
+    """The slots that ``--devices`` asks for on this host, among the GPUs that CUDA_VISIBLE_DEVICES leaves to it.
+
+    SLURM, Kubernetes and users set it to share a host out. Raises ConfigurationError.
+    """
+    visible = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    return parse_devices(text, available_devices() if needs_listing(text) else (), visible=visible)
 
 
 def pin_by_numbers(environment: MutableMapping[str, str]) -> None:

@@ -81,6 +81,21 @@ def test_what_is_new_is_saved_while_the_engine_runs(database: Database) -> None:
     assert engine.used == {}
 
 
+def test_a_size_that_was_halved_is_saved_at_once(database: Database) -> None:
+    engine = LearningEngine()
+    sizes = RememberedSizes(database, {MODEL: engine}, "cpu", save_every_s=3600)
+    sizes.load()
+    sizes.start()
+    engine.learned = {7: 64}
+    until("the first size is saved", lambda: remembered(database) == {7: 64}, timeout_s=30)
+    engine.learned = {7: 32}
+    until("the halved one is saved", lambda: remembered(database) == {7: 32}, timeout_s=30)
+    engine.learned = {7: 48}
+    sizes.stop()
+
+    assert remembered(database) == {7: 48}
+
+
 def test_what_was_learned_last_is_saved_at_the_end(database: Database) -> None:
     engine = LearningEngine()
     sizes = RememberedSizes(database, {MODEL: engine}, "cpu", save_every_s=3600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 
@@ -16,14 +17,15 @@ from .device_kind import device_kind
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 30.0
+_LOOK_EVERY_S = 1.0
 _PATIENCE_S = 2.0
 
 
 class RememberedSizes:
     """Keeps what the engines of this process learn of their device, by model. Engines that learn nothing are passed over.
 
-    ``device`` is an engine's device (``cuda:0``); remembered is its kind. ``save_every_s`` is how often it is looked
-    whether there is something new.
+    ``device`` is an engine's device (``cuda:0``); remembered is its kind. ``save_every_s`` is how often larger sizes are
+    saved. One that was halved is saved within a second, since what made it necessary may end this process, too.
     """
 
     def __init__(
@@ -77,5 +79,16 @@ class RememberedSizes:
             log.info("batch_sizes_saved model=%s device=%s sizes=%s", model, self._kind, new)
 
     def _run(self) -> None:
-        while not self._stop.wait(self._every_s):
-            self.save()
+        saved_s = time.monotonic()
+        while not self._stop.wait(min(_LOOK_EVERY_S, self._every_s)):
+            if self._is_urgent() or time.monotonic() - saved_s >= self._every_s:
+                self.save()
+                saved_s = time.monotonic()
+
+    def _is_urgent(self) -> bool:
+        """Whether a size is smaller than the one that is saved, or of a class of which none is."""
+        return any(
+            rows < self._saved.get(model, {}).get(c, rows + 1)
+            for model, engine in self._engines.items()
+            for c, rows in dict(engine.batch_sizes()).items()
+        )

@@ -82,7 +82,14 @@ def _bubble_ms(running: Mill) -> int:
         return int(conn.execute(select(func.coalesce(func.sum(device_sample.c.bubble_ms), 0))).scalar_one())
 
 
+def _enough(rate: float) -> int:
+    """Rows that take such a processor 12 s: what begins and ends a job then weighs as little as in one of hours."""
+    return max(256, round(rate * 12 / MAX_TOKENS))
+
+
 def report(rows: int, repeats: int) -> None:
+    """``rows`` 0: as many as keep this processor busy for a while."""
+    rows = rows or _enough(bare(64))
     alone: list[float] = []
     through: dict[int, list[tuple[float, float]]] = {size: [] for size in CHUNK_ROWS}
     with mill("http://127.0.0.1:9/v1", tables=TABLES, settings={"sample_every_s": SAMPLE_EVERY_S}) as running:
@@ -101,12 +108,12 @@ def report(rows: int, repeats: int) -> None:
 
 
 def test_gpu_wing_against_the_bare_engine() -> None:
-    report(rows=256, repeats=3)
+    report(rows=0, repeats=3)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=0, help="0: as many as take 12 s")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bare", type=int, help="only the bare engine, this many rows")
     arguments = parser.parse_args()

@@ -82,6 +82,19 @@ def check(entry: ModelEntry, devices: str) -> None:
     fit.check_fit(entry, "cuda:0", environment={"CUDA_VISIBLE_DEVICES": devices}, sleep=clock.sleep, clock=clock)
 
 
+def test_a_gpu_that_is_lost_keeps_no_slot_of_another_from_starting_again(
+    smi: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = "#!/bin/sh\necho 'Unable to determine the device handle for GPU0: GPU is lost.'\nexit 15\n"
+    (tmp_path / "bin" / "nvidia-smi").write_text(lost)
+
+    check(model(tmp_path, 20_000), "GPU-bbb")
+
+    (told,) = [r.getMessage() for r in caplog.records]
+    assert "gpu_memory_not_checked devices=GPU-bbb" in told
+    assert "GPU is lost" in told
+
+
 def test_a_token_leaves_keys_and_values_in_every_layer() -> None:
     assert cache_of_config(LLAMA).row_elements(1) == 2 * 32 * 8 * 128
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 
 from batchmill_core.errors import ConfigurationError
 
-from .listing import available_devices, run_smi
+from .listing import DriverFault, available_devices, run_smi
+
+log = logging.getLogger(__name__)
 
 _MIB = 1 << 20
 _MEMORY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits")
@@ -40,13 +43,18 @@ class DeviceMemory:
 def gpus_memory(pinned: Sequence[str]) -> list[DeviceMemory]:
     """Of each of these GPUs, by UUID or number as in CUDA_VISIBLE_DEVICES; those whose memory is not told are left out.
 
-    Raises ConfigurationError for one that is missing.
+    nvidia-smi fails for all GPUs when one is lost. That one must not keep the others from starting again: then none is
+    told. Raises ConfigurationError for one that is missing.
     """
-    known = available_devices()
-    memory = parse_memory(run_smi(*_MEMORY))
-    if any("." in device.index for device in known):
-        memory |= parse_parts(run_smi(*_XML))
-    holders = parse_holders(run_smi(*_HOLDERS))
+    try:
+        known = available_devices()
+        memory = parse_memory(run_smi(*_MEMORY))
+        if any("." in device.index for device in known):
+            memory |= parse_parts(run_smi(*_XML))
+        holders = parse_holders(run_smi(*_HOLDERS))
+    except DriverFault as fault:
+        log.warning("gpu_memory_not_checked devices=%s error=%s", ",".join(pinned), fault)
+        return []
     found = []
     for wanted in pinned:
         device = next((d for d in known if wanted in (d.uuid, d.index)), None)

@@ -18,6 +18,10 @@ _GPU_LINE = re.compile(r"^GPU (\d+):")
 _MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+): \(UUID: (MIG-[^)]+)\)")
 
 
+class DriverFault(ConfigurationError):
+    """nvidia-smi is there and cannot say what GPUs there are: as a rule because one of them is lost."""
+
+
 def slots(text: str, environment: Mapping[str, str] | None = None) -> tuple[Slot, ...]:
     """The slots that ``--devices`` asks for on this host, among the GPUs that CUDA_VISIBLE_DEVICES leaves to it.
 
@@ -71,7 +75,7 @@ def with_parts(gpus: tuple[Device, ...], listing: str) -> tuple[Device, ...]:
 
 
 def run_smi(*command: str) -> str:
-    """What nvidia-smi says. Raises ConfigurationError where it cannot be had."""
+    """What nvidia-smi says. Raises DriverFault where it fails, ConfigurationError where it is not there."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=True)
     except FileNotFoundError:
@@ -79,8 +83,9 @@ def run_smi(*command: str) -> str:
     except OSError as error:
         raise no_gpu("--devices", f"nvidia-smi cannot be run: {error.strerror or error}") from error
     except subprocess.TimeoutExpired:
-        raise ConfigurationError(f"nvidia-smi gave no answer within {_TIMEOUT_S:.0f} s: check the GPU driver") from None
+        raise DriverFault(f"nvidia-smi gave no answer within {_TIMEOUT_S:.0f} s: check the GPU driver") from None
     except subprocess.CalledProcessError as error:
         said = (error.stdout or error.stderr).strip().splitlines()
-        raise no_gpu("--devices", said[0] if said else f"nvidia-smi exited with {error.returncode}") from error
+        why = said[0] if said else f"nvidia-smi exited with {error.returncode}"
+        raise DriverFault(str(no_gpu("--devices", why))) from error
     return done.stdout

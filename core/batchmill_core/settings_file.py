@@ -147,7 +147,7 @@ def _model(name: str, table: Mapping[str, Any], path: Path, accounts: Mapping[st
         context_tokens=parsed.context_tokens,
         timeout_s=parsed.timeout_s,
         max_retries=parsed.max_retries,
-        options=parsed.options,
+        options=_with_whole_paths(parsed, path.parent),
     )
 
 
@@ -219,3 +219,16 @@ def _source(source: str | None, folder: Path) -> str | None:
         return str(folder / Path(source).expanduser())
     except RuntimeError:  # nobody's home: told when this model is used, and no reason to stop all else
         return source
+
+
+def _with_whole_paths(model: _ModelTable, folder: Path) -> dict[str, Any]:
+    """The options; paths among them are taken from the file's folder, too. vLLM's template may be one without a brace."""
+    options = dict(model.options)
+    if isinstance(adapters := options.get("lora"), Mapping):
+        options["lora"] = {k: _source(v, folder) if isinstance(v, str) and v else v for k, v in adapters.items()}
+    if isinstance(log_file := options.get("log_file"), str) and log_file:
+        options["log_file"] = _source(log_file, folder)
+    template = options.get("chat_template")
+    if model.engine == "vllm" and isinstance(template, str) and template and "{" not in template:
+        options["chat_template"] = _source(template, folder)
+    return options

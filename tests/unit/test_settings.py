@@ -296,6 +296,32 @@ def test_a_relative_source_is_taken_from_the_folder_of_the_file(tmp_path: Path) 
     assert catalog.model("x").source == str(tmp_path / "models/x.gguf")
 
 
+def test_relative_paths_among_options_are_taken_from_the_folder_of_the_file(tmp_path: Path) -> None:
+    vllm = """
+        [models.x]
+        engine = "vllm"
+        source = "hf:a/b"
+        [models.x.options]
+        lora = { tuned = "adapters/tuned", hub = "hf:a/c" }
+        chat_template = "chat.jinja"
+        [models.y]
+        engine = "server"
+        options = { command = "serve {port}", log_file = "server.log" }
+        [models.z]
+        engine = "vllm"
+        source = "hf:a/b"
+        options = { chat_template = "{{ messages }}", lora = 7 }
+    """
+    catalog = load(tmp_path, vllm).catalog
+
+    assert catalog.model("x").options == {
+        "lora": {"tuned": str(tmp_path / "adapters/tuned"), "hub": "hf:a/c"},
+        "chat_template": str(tmp_path / "chat.jinja"),
+    }
+    assert catalog.model("y").options["log_file"] == str(tmp_path / "server.log")
+    assert catalog.model("z").options == {"chat_template": "{{ messages }}", "lora": 7}
+
+
 def test_a_source_in_nobodys_home_stops_no_other_model(tmp_path: Path) -> None:
     catalog = load(tmp_path, '[models.x]\nengine = "openvino"\nsource = "~no-such-user/x.gguf"').catalog
 

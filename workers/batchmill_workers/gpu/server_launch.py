@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from batchmill_core.catalog import ModelEntry
@@ -22,6 +23,18 @@ from .sources import resolve_source
 _PORT_TRIES = 3
 _PORT_TAKEN = ("already in use", "EADDRINUSE")
 _NOT_PASSED_ON = "BATCHMILL_"  # holds the addresses and passwords of the database and the broker
+
+
+# A flag or a variable whose name ends as one of a secret, and what it is given.
+_SECRET = re.compile(
+    r"""((?:-{1,2}[\w-]*(?:key|token|secret|password)(?:=|\s+))|(?:\b\w*(?:key|token|secret|password)=))('[^']*'|"[^"]*"|\S+)""",
+    re.IGNORECASE,
+)
+
+
+def shown(command: Sequence[str]) -> str:
+    """The command as one would type it, without the keys and passwords in it."""
+    return _SECRET.sub(r"\1***", shlex.join(command))
 
 
 class Launcher:
@@ -69,7 +82,7 @@ class Launcher:
                 taken = self._options.port is None and any(sign in said for sign in _PORT_TAKEN)
                 if not (taken and tries_left):
                     ending = f"; its log {self.log} ends: {said}" if said else f"; its log {self.log} is empty"
-                    raise ServerLost(f"{fault} (command: {shlex.join(self._options.command)}){ending}") from fault
+                    raise ServerLost(f"{fault} (command: {shown(self._options.command)}){ending}") from fault
         raise AssertionError("unreachable")
 
     async def end(self, life: ServerLife) -> None:

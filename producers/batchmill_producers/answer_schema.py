@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import orjson
 from jsonschema.exceptions import SchemaError
 from jsonschema.validators import Draft202012Validator, validator_for
 from jsonschema_specifications import REGISTRY as SPECIFICATIONS  # type: ignore[import-untyped]  # ships no types
@@ -20,6 +21,16 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
     References are looked up as workers do: within the schema only, nothing is fetched.
     """
+    try:
+        orjson.dumps(schema, default=dict)  # as workers get it
+        _check(schema)
+    except RecursionError as fault:
+        raise ConfigurationError("the schema is nested too deep to be checked; put parts of it under $defs") from fault
+    except TypeError as fault:
+        raise ConfigurationError(f"the schema cannot be written as JSON: {fault}") from fault
+
+
+def _check(schema: Mapping[str, Any]) -> None:
     try:
         cls = validator_for(schema, default=Draft202012Validator)
         cls.check_schema(dict(schema), format_checker=with_our_patterns(cls.FORMAT_CHECKER))  # type: ignore[call-arg]  # not in its stub

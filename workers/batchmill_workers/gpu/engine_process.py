@@ -152,19 +152,27 @@ class EngineProcess:
             self._writer.write(encode(frame))
 
     async def _watch(self) -> None:
-        """Kills a process that hangs. What reads its messages then sees its end, and fails the calls."""
+        """Kills a process that hangs. What reads its messages then sees its end, and fails the calls.
+
+        It has to be silent at two looks: after this process itself was stopped, messages may lie unread at the first.
+        """
+        was_silent = False
         while self._lost is None:
             await asyncio.sleep(self._silence_s / _LOOKS)
-            if self._calls and time.monotonic() - self._heard_s >= self._silence_s and self._process is not None:
-                self._died = ProcessLost(
-                    f"the engine hangs: it came no further for {self._silence_s:g} s and was ended (if a step of it can "
-                    "take that long, raise timeout_s)"
-                )
-                log.error(
-                    "engine_hangs module=%s calls=%d silence_s=%g", self._module, len(self._calls), self._silence_s
-                )
-                self._process.kill()
+            is_silent = bool(self._calls) and time.monotonic() - self._heard_s >= self._silence_s
+            if is_silent and was_silent:
+                self._end_hanging()
                 return
+            was_silent = is_silent
+
+    def _end_hanging(self) -> None:
+        self._died = ProcessLost(
+            f"the engine hangs: it came no further for {self._silence_s:g} s and was ended (if a step of it can take "
+            "that long, raise timeout_s)"
+        )
+        log.error("engine_hangs module=%s calls=%d silence_s=%g", self._module, len(self._calls), self._silence_s)
+        if self._process is not None:
+            self._process.kill()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         try:

@@ -42,6 +42,7 @@ def resume(database: Database, job_id: int, *, budget_nanousd: int | None = None
         before = steering.resume(conn, job_id, budget_nanousd=budget_nanousd)
         if job.reason_kind == "account" and job.reason_account is not None:
             telemetry.heal_account(conn, job.reason_account)
+        steering.finish(conn)  # its last rows may have ended while it was paused, and no worker be left to notice
         return before
 
     return database.run(work)

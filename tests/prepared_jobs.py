@@ -57,8 +57,11 @@ class PreparedFolder:
         )
         return submit(self.database, self.settings, submission)
 
-    def answer(self, job: JobRecord, statuses: Sequence[RowStatus]) -> None:
-        """One call and one result for each row of the job's first chunk; the job is done when all have one."""
+    def answer(self, job: JobRecord, statuses: Sequence[RowStatus], *, closed: bool = True) -> None:
+        """One call and one result for each row of the job's first chunk; the job is done when all have one.
+
+        Not ``closed``: the worker died after the last row, before it closed the job.
+        """
 
         def work(conn: Connection) -> None:
             bells = doorbells.ring(conn, windows={"api.sim": 8}, again_after_ms=1000)
@@ -67,7 +70,8 @@ class PreparedFolder:
                 if claim is not None and claim.job_id == job.id:
                     _answer(conn, claim, statuses)
             counters.sum_counters(conn)
-            steering.finish(conn)
+            if closed:
+                steering.finish(conn)
 
         self.database.run(work)
 

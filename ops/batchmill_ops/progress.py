@@ -15,6 +15,7 @@ from rich.console import Console
 
 from batchmill_core.errors import BatchmillError, JobStopped
 from batchmill_core.job import JobState
+from batchmill_db import steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database, DatabaseUnavailable
 
@@ -161,6 +162,8 @@ class Follower:
                 situation = self._look()
                 if situation is not None and situation.report.job.state is JobState.DONE:
                     return situation.report
+                if situation is not None and situation.nothing_left():
+                    self._close_job()
                 if situation is not None and (reason := self._stopped(situation)) is not None:
                     raise JobStopped(reason)
                 if deadline is not None and self.clock() >= deadline:
@@ -194,6 +197,11 @@ class Follower:
         self._last = View(situation=situation, pace=pace, waits=waits)
         self.screen.show(self._last)
         return situation
+
+    def _close_job(self) -> None:
+        """Workers close jobs; here the one that had the last row ended before it did, and no other may ever come."""
+        with contextlib.suppress(DatabaseUnavailable):  # tried again at the next look
+            self.database.run(steering.finish, patience_s=_DATABASE_PATIENCE_S)
 
     def _stopped(self, situation: Situation) -> str | None:
         reason = stopped_because(situation)

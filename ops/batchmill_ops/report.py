@@ -108,6 +108,11 @@ class Situation:
         served = {q for w in self.workers for q in w.queues}
         return sorted(q for q in self.chunks.queues if q not in served)
 
+    def nothing_left(self) -> bool:
+        """Whether the job is open although each of its rows has its status and no chunk is to be done."""
+        job = self.report.job
+        return job.state is JobState.OPEN and job.loaded and not self.chunks.queues
+
 
 def read_report(database: Database, job_id: int) -> JobReport:
     """The job's report, its counters added up afresh. Raises JobError when there is no such job."""

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from batchmill import control
 from batchmill_core.errors import JobStopped
+from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
 from batchmill_db import chunks, steering, telemetry
 from batchmill_db.session import Database, DatabaseUnavailable
@@ -359,6 +361,23 @@ def test_an_unfit_worker_beside_a_live_one_does_not_end_the_waiting(folder: Prep
 
     with pytest.raises(TimeoutError):
         follower(folder, job.id, Seen(), clock, unfit=lambda: ["gpu0: no such file"]).wait(timeout_s=1)
+
+
+def test_a_job_whose_last_worker_died_before_closing_it_is_closed_by_whoever_waits(folder: PreparedFolder) -> None:
+    job, clock = folder.submit(), Clock()
+    folder.answer(job, [RowStatus.OK] * 4, closed=False)
+
+    report = follower(folder, job.id, Seen(), clock).wait(timeout_s=5)
+    assert (report.job.state, report.job.done) == (JobState.DONE, 4)
+
+
+def test_a_job_that_was_paused_while_its_last_rows_ran_is_done_when_it_is_resumed(folder: PreparedFolder) -> None:
+    job = folder.submit()
+    folder.answer(job, [RowStatus.OK] * 4, closed=False)
+    control.pause(folder.database, job.id)
+    control.resume(folder.database, job.id)
+
+    assert folder.read(job).state is JobState.DONE
 
 
 def test_a_chunk_that_a_vanished_worker_still_holds_does_not_keep_the_waiting_up(folder: PreparedFolder) -> None:

@@ -1,4 +1,4 @@
-"""The checks of models that run here: is the engine installed, are the files there, and may they be opened."""
+"""The checks of models that run here: is the engine installed, do its options fit, are the files there to be opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 from batchmill_core.catalog import ModelEntry
 from batchmill_core.engine import engine_class
 from batchmill_core.errors import ConfigurationError
+from batchmill_workers.gpu.fit import without_check
+from batchmill_workers.gpu.openvino_options import OpenVinoOptions
 from batchmill_workers.gpu.sources import resolve_source
+from batchmill_workers.gpu.transformers_options import TransformersOptions
+from batchmill_workers.gpu.vllm_options import VllmOptions
 from batchmill_workers.gpu.whole_files import cut_short
 
 from .doctor_check import Check, fail, ok, refused
@@ -22,10 +26,15 @@ _NEEDS = {
     "vllm": ("vllm", "vllm"),
     "transformers": ("transformers", "transformers"),
 }
+_OPTIONS: dict[str, type[OpenVinoOptions | VllmOptions | TransformersOptions]] = {
+    "openvino": OpenVinoOptions,
+    "vllm": VllmOptions,
+    "transformers": TransformersOptions,
+}
 
 
 def check_model(model: ModelEntry) -> Check:
-    """Whether the engine of a model that runs here is installed and its files are there."""
+    """Whether the engine of a model that runs here is installed, its options fit and its files are there."""
     name, engine, source = f"model {model.name}", model.engine or "", model.source or ""
     try:
         engine_class(engine)
@@ -38,11 +47,22 @@ def check_model(model: ModelEntry) -> Check:
     module, _ = _NEEDS.get(engine, ("", ""))
     if module and not _is_there(module):
         return _not_installed(name, engine, module)
+    try:
+        _check_options(model)
+    except ConfigurationError as fault:
+        return refused(name, fault)
     if not source:  # an engine of the user's own
         return ok(name, engine)
     if source.startswith("hf:"):
         return ok(name, f"{engine}, {source} (looked up when loaded)")
     return _check_files(name, engine, source)
+
+
+def _check_options(model: ModelEntry) -> None:
+    """Raises ConfigurationError for what the engine would refuse when it is made."""
+    kind = _OPTIONS.get(model.engine or "")
+    if kind is not None:
+        kind.parse(without_check(model)[0].options, model=model.name)
 
 
 def _not_installed(name: str, engine: str, missing: str) -> Check:

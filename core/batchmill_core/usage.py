@@ -7,6 +7,7 @@ summed in integers and rounded half-even to nano-USD once per call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
@@ -158,6 +159,19 @@ def usd(nanousd: int | None) -> str | None:
     sign, digits = ("-" if nanousd < 0 else ""), abs(nanousd)
     text = f"{digits // NANO}.{digits % NANO:09d}".rstrip("0").rstrip(".")
     return sign + text
+
+
+def dollars(nanousd: int | None) -> str:
+    """``$12.35`` from a dollar on, below it four significant digits at most: ``$0.0041``; unknown is a dash."""
+    if nanousd is None:
+        return "–"
+    if nanousd == 0:
+        return "$0"
+    amount = nanousd / NANO
+    if amount >= 1:
+        return f"${amount:,.2f}"
+    digits = min(9, max(4, 1 - math.floor(math.log10(amount))))
+    return f"${amount:.{digits}f}"
 
 
 def nanousd(amount: object) -> int:

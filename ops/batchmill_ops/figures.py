@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from batchmill_core.usage import NANO
-
-
-def dollars(nanousd: int | None) -> str:
-    """``$12.35`` from a dollar on, below it four significant digits at most: ``$0.0041``; unknown is a dash."""
-    if nanousd is None:
-        return "–"
-    if nanousd == 0:
-        return "$0"
-    amount = nanousd / NANO
-    if amount >= 1:
-        return f"${amount:,.2f}"
-    digits = min(9, max(4, 1 - math.floor(math.log10(amount))))
-    return f"${amount:.{digits}f}"
-
 
 def rate(per_s: float | None) -> str:
     """``1,932`` or, below ten, ``0.4``; unknown is a dash."""

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from batchmill_core.errors import BatchmillError, JobStopped
 from batchmill_core.job import JobState
+from batchmill_core.usage import dollars
 from batchmill_db import steering
 from batchmill_db.jobs import JobRecord
 from batchmill_db.session import Database, DatabaseUnavailable
 
-from .figures import dollars, duration, one_line, percent, rate
+from .figures import duration, one_line, percent, rate
 from .rates import Pace, PaceMeter
 from .report import JobReport, Situation, read_situation
 from .waits import Remedy, nobody_serves, start_a_worker, stopped_because, why_waiting

@@ -167,7 +167,7 @@ def test_every_row_is_answered_and_the_words_are_for_flower(bench: Bench) -> Non
 
     (words,) = bench.mill.run(job)
 
-    assert words.startswith("7 ok, 1 truncated · 40 tok · $0.0000 · ")
+    assert words.startswith("7 ok, 1 truncated · 40 tok · $0.000026 · ")
     assert words.endswith(" rows/s")
     assert bench.mill.job(job).state is JobState.DONE
     assert bench.mill.violations(job) == []

@@ -13,10 +13,11 @@ from batchmill import control
 from batchmill_core.errors import JobStopped
 from batchmill_core.job import JobState
 from batchmill_core.request import RowStatus
+from batchmill_core.usage import dollars
 from batchmill_db import chunks, steering, telemetry
 from batchmill_db.session import Database, DatabaseUnavailable
 from batchmill_db.telemetry import WorkerRecord
-from batchmill_ops.figures import dollars, duration, one_line, percent, rate
+from batchmill_ops.figures import duration, one_line, percent, rate
 from batchmill_ops.live_screen import LiveScreen, frame, screen_for
 from batchmill_ops.progress import Follower, LineScreen, Unseen, View, as_line
 from batchmill_ops.rates import Pace, PaceMeter

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from batchmill_core.request import RowStatus
-from batchmill_core.usage import usd
+from batchmill_core.usage import dollars
 from batchmill_db.ledger import CallEnd
 from batchmill_db.results import NewResult
 
@@ -28,14 +28,15 @@ class Tally:
     began_s: float = field(default_factory=time.monotonic)
     _rows: Counter[RowStatus] = field(default_factory=Counter)
     _tokens: int = 0
-    _cost_nanousd: int = 0
+    _cost_nanousd: int | None = None  # None: no call that was counted has a price
 
     def count(self, rows: Sequence[NewResult], ends: Sequence[CallEnd]) -> None:
         for r in rows:
             self._rows[r.status] += 1
         for e in ends:
             self._tokens += 0 if e.usage is None else e.usage.total
-            self._cost_nanousd += e.cost_nanousd or 0
+            if e.cost_nanousd is not None:
+                self._cost_nanousd = (self._cost_nanousd or 0) + e.cost_nanousd
 
     def words(self, *, handed_back: int, reason: str) -> str:
         """Such as ``31 ok · 1 handed back (drain) · 4,096 tok · $0.0021 · 18 rows/s``."""
@@ -44,6 +45,7 @@ class Tally:
         if handed_back:
             parts.append(f"{handed_back} handed back ({reason})")
         parts.append(f"{self._tokens:,} tok")
-        parts.append(f"${float(usd(self._cost_nanousd) or 0):.4f}")
+        if self._cost_nanousd is not None:
+            parts.append(dollars(self._cost_nanousd))
         parts.append(f"{self._rows.total() / seconds:,.0f} rows/s")
         return " · ".join(parts)

@@ -616,6 +616,24 @@ def test_a_row_that_kills_its_engine_is_found_by_halving_and_the_others_are_answ
     assert bench.mill.violations(job) == []
 
 
+def test_a_dead_engine_is_logged_once_for_a_chunk_and_not_for_each_of_its_rows(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(_: Unit) -> Completion:
+        raise EngineLost("the engine's process died")
+
+    lane = bench.use(HeldLane(book_rows=8))
+    lane.answer = answer
+    lane.gate.clear()
+    bench.submit(rows=8)
+    running = bench.begin()
+    until(lambda: len(lane.arrived) == 8)
+    lane.gate.set()
+    running.join(timeout=10)
+
+    assert len([said for said in caplog.messages if said.startswith("engine_lost")]) == 1
+
+
 def test_a_crash_of_the_engine_costs_no_row_a_try(bench: Bench) -> None:
     deaths = iter([True, True])
 

@@ -352,7 +352,8 @@ class ChunkRun:
         self._handbacks.append(handback)
 
     def crash(self, error: CallError) -> None:
-        log.error("engine_lost job=%d chunk=%d error=%s", self.claim.job_id, self.claim.chunk_id, error)
+        if not self._crashed:  # every row in flight tells of the same death
+            log.error("engine_lost job=%d chunk=%d error=%s", self.claim.job_id, self.claim.chunk_id, error)
         self._crashed = True
         self.stop("engine lost")
 

@@ -85,8 +85,12 @@ def _memory_bound(place: Place) -> str:
 
 def _latency(place: Place) -> str:
     at_once = _ROWS_AT_ONCE.get(place.engine or "")
-    lower = f"lower {at_once} in {place.options}" if at_once else "let fewer rows run at once"
-    return f"{lower} or gpu_slots, or ask for less with --param max_tokens; if only throughput counts, raise gpu_p99_ms"
+    lower = (
+        f"{at_once} in {place.options}, or gpu_slots"
+        if at_once
+        else "gpu_slots, or how many rows its models run at once"
+    )
+    return f"lower {lower}, or ask for less with --param max_tokens; if only throughput counts, raise gpu_p99_ms"
 
 
 def _room(place: Place) -> str:

@@ -168,6 +168,14 @@ def test_advice_about_memory_is_about_the_engine(engine: str, option: str) -> No
     assert option in (advice(Verdict.MEMORY_BOUND, place(engine)) or "")
 
 
+def test_advice_on_latency_reads_well_where_several_models_share_a_device() -> None:
+    said = advice(Verdict.LATENCY, place(None)) or ""
+
+    assert said.startswith(
+        "lower gpu_slots, or how many rows its models run at once, or ask for less with --param max_tokens"
+    )
+
+
 def test_a_device_out_of_work_is_told_of_the_rows_that_nobody_serves() -> None:
     assert "`batchmill worker gpu --model other`" in (advice(Verdict.OUT_OF_WORK, place()) or "")
     assert advice(Verdict.OUT_OF_WORK, Place(host="node", device="0")) is None

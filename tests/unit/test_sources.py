@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,6 +91,21 @@ def test_a_hub_model_that_is_not_cached_says_how_to_get_it(tmp_path: Path, monke
 
     with pytest.raises(ConfigurationError, match="pip install huggingface_hub"):
         resolve_source("hf:org/name", {"HF_HOME": str(tmp_path)})
+
+
+def test_a_hub_that_is_not_reached_is_told_with_the_way_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(name: str) -> str:
+        raise OSError(f"no route to {name}.")
+
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=refuse, __spec__=object()))
+
+    with pytest.raises(ConfigurationError) as refused:
+        resolve_source("hf:org/name", {"HF_HOME": str(tmp_path)})
+
+    assert "could not be fetched from the hub (OSError: no route to org/name);" in str(refused.value)
+    assert "`hf download org/name --local-dir FOLDER`" in str(refused.value)
 
 
 def test_offline_is_honoured(tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,4 +122,7 @@ def _fetch(name: str) -> Path:
         return Path(hub.snapshot_download(name))
     except Exception as error:  # the hub raises its own, its HTTP library's and OS errors: all mean the same here
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigurationError(f"model source 'hf:{name}' could not be fetched from the hub: {reason}") from error
+        raise ConfigurationError(
+            f"model source 'hf:{name}' could not be fetched from the hub ({reason.rstrip('.')}); correct the name, or where "
+            f"this host does not reach the hub: `hf download {name} --local-dir FOLDER` on one that does, and give the folder"
+        ) from error

@@ -261,6 +261,17 @@ def test_after_an_outage_live_leases_get_a_beat_and_a_half_before_any_is_reaped(
     assert 25_000 < left_ms <= 30_000
 
 
+def test_a_pause_in_which_nobody_worked_is_no_outage_to_warn_of(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher = office.dispatcher(reap_s=10.0)
+    dispatcher.tick()
+    office.sql("UPDATE leader SET tick_ms = tick_ms - 60000, until_ms = until_ms - 60000")
+    dispatcher.tick()
+
+    assert [said for said in caplog.messages if said.startswith("leases_extended")] == []
+
+
 def test_a_lease_that_was_ended_on_purpose_is_not_extended_by_an_outage(office: Office) -> None:
     office.submit(1)
     office.claim(1)

@@ -133,7 +133,8 @@ class Dispatcher:
         """Nobody led for long: live workers could not beat either, so they get time to before any lease is reaped."""
         by_ms = self._cadence.beat_ms * 3 // 2
         extended = self._database.run(lambda conn: reaping.extend_all(conn, by_ms))
-        log.warning("leases_extended after_silence_ms=%d leases=%d by_ms=%d", silent_ms, extended, by_ms)
+        if extended:  # none: nobody worked, as before the first worker of a day
+            log.warning("leases_extended after_silence_ms=%d leases=%d by_ms=%d", silent_ms, extended, by_ms)
         self._due.reap = time.monotonic() + self._cadence.reap_s
 
     def _lead(self) -> None:

@@ -96,9 +96,9 @@ def shown(lines: str, *, ids: frozenset[str] = frozenset()) -> Iterator[str]:
     """Lines of output without what differs from run to run: numbers, ids, folders, columns."""
     for line in lines.splitlines():
         plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+        plain = re.sub(r"^password [\w-]{20} ", "password PASSWORD ", plain)  # it may begin and end with a dash
         plain = re.sub(r"/\S*/mill\b", "/mill", plain)
         plain = re.sub(r"\b[a-z0-9]{8}\b", lambda m: "ID" if m[0] in ids or _is_sample(m[0]) else m[0], plain)
-        plain = re.sub(r"\b[\w-]{20}\b", "PASSWORD", plain) if plain.startswith("password") else plain
         yield " ".join(re.sub(r"\d[\d.,:]*", "N", plain).split())
 
 

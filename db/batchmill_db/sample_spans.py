@@ -43,7 +43,9 @@ def spans(conn: Connection, *, ago_ms: int, count: int) -> list[Span]:
     """
     c = device_sample.c
     start_ms: int = conn.execute(select(now_ms() - ago_ms)).scalar_one()
-    number = ((c.at_ms - start_ms) // max(1, ago_ms // count)).label("number")
+    counted = (c.at_ms - start_ms) // max(1, ago_ms // count)
+    # A sample of this very moment belongs to the newest span; in one of its own its worker would be counted twice.
+    number = case((counted >= count, count - 1), else_=counted).label("number")
     key = (c.host, c.device, c.worker, c.model, number)
     sums = (
         func.count().label("samples"),
@@ -56,16 +58,16 @@ def spans(conn: Connection, *, ago_ms: int, count: int) -> list[Span]:
         func.max(c.throttle).label("throttle"),
     )
     found = conn.execute(select(*key, *sums).where(c.at_ms >= start_ms).group_by(*key).order_by(*key))
-    return [_span(r, count) for r in found]
+    return [_span(r) for r in found]
 
 
-def _span(r: Any, count: int) -> Span:
+def _span(r: Any) -> Span:
     return Span(
         host=r.host,
         device=r.device,
         worker=r.worker,
         model=r.model,
-        number=min(count - 1, int(r.number)),
+        number=int(r.number),
         samples=int(r.samples),
         last_ms=int(r.last_ms),
         means=measured(r, MEAN_FIGURES),

@@ -203,6 +203,15 @@ def test_a_sample_of_just_now_is_in_the_last_span(world: World) -> None:
     assert [s.number for s in spans(world)] == [5]
 
 
+def test_a_sample_of_this_moment_stands_in_the_newest_span_with_those_before_it(world: World) -> None:
+    put(world, ago_ms=2000, running=64)
+    put(world, ago_ms=-1000, running=64)  # by a clock that is ahead, or in the millisecond of the question
+
+    (found,) = spans(world)
+
+    assert (found.number, found.samples, found.means["running"]) == (5, 2, 64.0)
+
+
 def test_samples_before_the_time_asked_for_are_left_out(world: World) -> None:
     put(world, ago_ms=61_500, use_percent=1.0)
 
